@@ -20,7 +20,8 @@ from fairflare.engine.setup.assembly import build_site
 from fairflare.engine.setup.config import make_config
 from fairflare.engine.setup.parts import build_parts
 from fairflare.functional import calibration as maths
-from fairflare.report.clinical import wilson
+from fairflare.functional.intervals import resamples
+from fairflare.report.clinical import net_benefit, wilson
 
 SEXES = View(cells=("female", "male"), of_group=(0, 1))
 
@@ -126,7 +127,8 @@ def test_a_slopes_interval_covers_as_often_as_it_says():
 
 def test_net_benefit_is_that_of_the_patients():
     risks, outcomes = risks_of(drawn(600))
-    thresholds, values, errors = maths.net_benefit(maths.binned(risks, outcomes, maths.merged(risks, outcomes, 10)))
+    bins = maths.binned(risks, outcomes, maths.merged(risks, outcomes, 10))
+    thresholds, values, errors = net_benefit(bins, maths.GRID[bins.starts])
     assert len(thresholds) > 3 and (errors > 0).all()
     for t, value, error in zip(thresholds, values, errors):
         each = np.where(risks >= t, np.where(outcomes == 1, 1.0, -t / (1 - t)), 0.0)
@@ -225,19 +227,17 @@ def test_numbers_do_not_depend_on_who_else_is_asked():
     assert other["brier"] == ClinicalAtSite(View(), seed=3, name="b").of_model(cases)["brier"]
 
 
-@pytest.mark.parametrize("together", [1, 100, 2**18])
-def test_samples_that_are_drawn_together_are_those_drawn_one_by_one(together, monkeypatch):
-    """Bit for bit, however many at a time."""
-    monkeypatch.setattr(maths, "DRAWN", together)
+def test_resamples_of_calibration_are_of_patients():
+    """Each of a patient's cases as often as the patient is drawn."""
     values = np.random.default_rng(0)
     residuals, places = values.normal(size=37), values.integers(0, 5, 37)
-    generator, alone = np.random.default_rng(1), []
-    for _ in range(50):
-        drawn = generator.integers(0, 37, 37)
-        off = np.bincount(places[drawn], weights=residuals[drawn], minlength=int(places.max()) + 1)
-        alone.append(((residuals**2)[drawn].mean(), off.sum() / 37, np.abs(off).sum() / 37))
-    found = maths.resampled(residuals**2, residuals, places, np.random.default_rng(1), 50)
-    assert np.array_equal(np.array(alone).T, np.stack(found))
+    once = maths.resampled(residuals**2, residuals, places, 1, 50)
+    drawn, bins = np.concatenate(list(resamples(37, 50, 1))), places[:, None] == np.arange(5)
+    off = np.abs((drawn * residuals) @ bins).sum(axis=1) / 37
+    for found, expected in zip(once, (drawn @ residuals**2 / 37, drawn @ residuals / 37, off), strict=True):
+        assert found == pytest.approx(expected)
+    copies = [np.repeat(one, 3) for one in (residuals**2, residuals, places)]
+    assert np.stack(maths.resampled(*copies, 1, 50, np.repeat(np.arange(37), 3))) == pytest.approx(np.stack(once))
 
 
 def test_a_site_looks_at_its_test_cases_once():

@@ -112,7 +112,7 @@ def test_few_patients_and_strange_files_are_refused(joined, tmp_path):
     question = forecast.ask(folder)
     lines = table.read_text().splitlines(keepends=True)
     (few := tmp_path / "few.csv").write_text("".join(lines[:30]))
-    with pytest.raises(UserError, match="at least 30 patients"):
+    with pytest.raises(UserError, match="too few patients to tell, expected at least 30"):
         forecast.answer(question, few)
     assert not (tmp_path / "few.forecast.json").exists()
     _, path = forecast.answer(question, table)

@@ -434,9 +434,9 @@ def test_networks_and_losses_that_mix_examples_are_refused_by_name():
 
 def test_several_records_of_a_patient_are_refused_where_patients_are_known():
     data = canaries(4)
-    data.splits["train"] = Split(torch.eye(4), torch.arange(4) % 2, {"patient_id": ["p1", "p2", "p1", ""]})
+    data.splits["train"] = Split(torch.eye(4), torch.arange(4) % 2, patients=np.array([0, 1, 0, 2]))
     work = LocalWork(nn.Linear(4, 2), data, Training(batch_size=2), Round(1, 1), seed=derive(0))
-    with pytest.raises(UserError, match=r"one record per patient \(patient_id\), got several"):
+    with pytest.raises(UserError, match="expected one of each patient, got several"):
         trainer().train(work)
 
 

@@ -2,20 +2,51 @@
 """Several rows of a patient lie in one split, fold and part of a cross-validation, and are one term of a variance."""
 
 import json
+import runpy
+import sys
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
+import torch
+from scipy.stats import norm
 
 from fairflare.cli.main import main
-from fairflare.core.errors import DataError
+from fairflare.core.errors import DataError, UserError
+from fairflare.core.findings import Finding
+from fairflare.data.readers.datalist import PATIENTS, Item, attribute_columns
+from fairflare.data.readers.datalist import patients_of as datalist_patients
 from fairflare.data.site_config import SiteConfig
+from fairflare.engine.after.base import Shape
+from fairflare.engine.after.conformal import Conformal
+from fairflare.engine.after.recalibrate import Recalibrate
+from fairflare.engine.audit import verify
+from fairflare.engine.clinical import ClinicalAtSite, View
+from fairflare.engine.evaluation import Cases, over_patients
+from fairflare.engine.exchanges.after import AfterAtSite
+from fairflare.engine.preflight import Statement, refusal, too_small
+from fairflare.engine.setup import tasks
 from fairflare.functional import decision
 from fairflare.functional.decision import Design, brier_benefit, by_patient, own_model
 from fairflare.functional.exchange import Deployed, Hospital, row_of
+from fairflare.functional.intervals import (
+    effective,
+    of_auc,
+    of_mean,
+    of_pairs,
+    of_positive_mean,
+    of_share,
+    resamples,
+)
+from fairflare.functional.survival import concordance_error
+from fairflare.inference.frames import metric_frame
+from fairflare.inference.monitor import patients_of
 from fairflare.report.join import OutOfFold
+from fairflare.studies import forecast
 from fairflare.studies.candidates import own_log_risks
 from fairflare.tasks.folds import dealt, everyone, folded, untestable
+from fairflare.tasks.kinds.own import _split
 from fairflare.tasks.own.tabular import Tabular
 
 RNG = np.random.default_rng(0)
@@ -42,7 +73,7 @@ def test_a_deal_counts_patients_of_a_class():
     labels = np.array([1] * 4 + [0] * 40)
     with pytest.raises(DataError, match="at least 2 patients of a class"):
         dealt(labels, 2, 0, "a", np.array([0, 0, 1, 1, *range(2, 42)]))
-    assert untestable(labels[4:], np.arange(40) // 2) == "expected at least 30 patients"
+    assert untestable(labels[4:], np.arange(40) // 2) == "too few patients to tell, expected at least 30"
     assert untestable(np.array([1] * 12 + [0] * 40), np.array([0] * 12 + [*range(1, 41)])), "one patient of a class"
 
 
@@ -161,3 +192,204 @@ def test_a_row_more_moves_no_other_to_another_split(whose, tmp_path):
         name: rows.tolist() for name, rows in before.items()
     }
     assert sum(map(len, after.values())) == 101
+
+
+COPIES = np.repeat(np.arange(60), 3)
+TWO = RNG.random(60) < 0.5
+INTERVALS_OF = {
+    "share": lambda x, whose: of_share(*effective((x < 0.4).astype(float), whose), 0.95),
+    "mean": lambda x, whose: of_mean(x, 0.95, whose),
+    "large mean": lambda x, whose: of_mean(np.resize(x, 30 * len(x)), 0.95, wide(whose, len(x))),
+    "positive mean": lambda x, whose: of_positive_mean(x, 0.95, whose),
+    "area": lambda x, whose: of_auc(x, np.repeat(TWO, len(x) // 60), 0.95, whose),
+    "concordance": lambda x, whose: of_pairs(
+        0.7, concordance_error(x, x > 0.2, np.sin(20 * x) - x, None, whose), 30, 0.95
+    ),
+    "resamples": lambda x, whose: tuple(next(resamples(len(x), 5, 0, whose)) @ x / len(x)),
+}
+
+
+def wide(whose, n):
+    """Of 30 times as many rows, each time of other patients."""
+    return None if whose is None else np.concatenate([whose + 60 * k for k in range(30)])
+
+
+@pytest.mark.parametrize("what", INTERVALS_OF)
+def test_copies_of_rows_make_no_interval_narrower(what):
+    values = np.random.default_rng(5).random(60)
+    once, of = INTERVALS_OF[what](values, None), INTERVALS_OF[what]
+    assert of(values[COPIES], COPIES) == pytest.approx(once, abs=2e-3)
+    assert of(values, np.arange(60)) == pytest.approx(once, abs=2e-3)
+    if what != "resamples":
+        by_row, ends = of(values[COPIES], None), of(values[COPIES], COPIES)
+        assert by_row[1] - by_row[0] < 0.7 * (ends[1] - ends[0])
+
+
+def test_intervals_by_patient_hold_and_by_row_do_not():
+    """A site's accuracy and area, of patients whose one to six rows are alike: 300 sites of 40 patients."""
+    found = {"share": [], "area": [], "share by row": [], "area by row": []}
+    for seed in range(300):
+        rng, whose = np.random.default_rng(seed), visits(40, seed=seed)
+        right = (rng.random(len(whose)) < rng.beta(1.4, 0.6, 40)[whose]).astype(float)
+        ill = (rng.random(40) < 0.5)[whose]
+        score = rng.normal(size=40)[whose] + ill + 0.3 * rng.normal(size=len(whose))
+        for name, one in (("", whose), (" by row", None)):
+            shares, area = of_share(*effective(right, one), 0.95), of_auc(score, ill, 0.95, one)
+            found["share" + name].append(shares[0] <= 0.7 <= shares[1])
+            found["area" + name].append(area is None or area[0] <= norm.cdf(1 / np.sqrt(2.18)) <= area[1])
+    held = {name: np.mean(one) for name, one in found.items()}
+    assert min(held["share"], held["area"]) > 0.92 and max(held["share by row"], held["area by row"]) < 0.88, held
+
+
+def test_a_sites_intervals_are_those_of_its_patients():
+    """All that a task reports, and the line of calibration, from the same cases three times."""
+    rng = np.random.default_rng(3)
+    truth = torch.from_numpy((rng.random(200) < 0.4).astype(np.int64))
+    outputs, whose = torch.from_numpy(rng.normal(size=(200, 2))) + torch.eye(2)[truth], np.repeat(np.arange(200), 3)
+    task = tasks.load("heart", "full")
+    copied = outputs[whose], truth[whose], torch.zeros(600)
+    by_patients = over_patients(copied, task, 10, task.evaluate(*copied[:2]), whose)["intervals"]
+    once = over_patients((outputs, truth, torch.zeros(200)), task, 10, task.evaluate(outputs, truth))["intervals"]
+    assert by_patients.keys() == once.keys() >= {"accuracy", "balanced_accuracy", "auc"}
+    for name, ends in once.items():
+        assert by_patients[name] == pytest.approx(ends, abs=3e-3), name
+    assert over_patients(copied, task, 201, task.evaluate(*copied[:2]), whose) == {}, "200 patients, not 600"
+    site = ClinicalAtSite(View(event=1), min_count=10)
+    clinical = [
+        site.of_model(Cases(o, t, torch.full((len(t),), -1), p))
+        for o, t, p in ((outputs, truth, None), (*copied[:2], whose))
+    ]
+    for name in ("brier", "calibration", "slope"):
+        ends = [[one[f"{name}.{end}"] for end in ("low", "high")] for one in clinical]
+        assert ends[1] == pytest.approx(ends[0], abs=0.08 if name == "slope" else 0.01), name
+
+
+def test_conformal_counts_one_row_of_a_patient():
+    """Exchangeable rows are those of different patients; recalibration takes all."""
+    rows = 90
+    cases = Cases(torch.randn(rows, 2), torch.arange(rows) % 2, torch.zeros(rows), np.repeat(np.arange(30), 3))
+    shape = Shape(2, True, (), False)
+    counts = [AfterAtSite(step, shape).sums(lambda split: cases)[0] for step in (Conformal(), Recalibrate())]
+    assert counts == [30, 90]
+
+
+def test_a_patient_that_comes_again_is_no_new_evidence(tmp_path):
+    table = pd.DataFrame({"outcome": [0, 1, 0, 1], "own": [0.1, 0.2, 0.3, 0.4], "used": [0.5, 0.6, 0.7, 0.8]})
+    table.assign(patient=["a", "b", "a", ""]).to_csv(tmp_path / "t.csv", index=False)
+    assert patients_of(tmp_path / "t.csv", ["outcome", "own", "used"]) == [(0, 0.1, 0.5), (1, 0.2, 0.6), (1, 0.4, 0.8)]
+
+
+def test_a_forecast_halves_patients(monkeypatch):
+    seen, owner = [], np.repeat(np.arange(60), 4)
+    rng = np.random.default_rng(0)
+    x, y = np.hstack([np.ones((240, 1)), rng.normal(size=(240, 3))]), (np.arange(60) % 2).astype(float)[owner]
+
+    def kept(known, others, weights, rest, whose):
+        seen.append((whose, len(known[1]), len(rest[1])))
+        told = dict(zip(("realised", "benefit", "low", "high"), rng.normal(size=4)))
+        return dict.fromkeys((forecast.METHOD, forecast.METHOD + forecast.INTERCEPT), told)
+
+    monkeypatch.setattr(forecast, "forecasts", kept)
+    hospitals = {name: (x, y) for name in "abcd"}
+    forecast.calibrated(hospitals, forecast.Together.of(list(hospitals.values())), owners=dict.fromkeys("abcd", owner))
+    assert len(seen) == 4 * forecast.DEALS
+    assert all(np.bincount(whose).max() == 4 and len(np.unique(whose)) == 30 == n / 4 for whose, n, _ in seen)
+    assert all((np.bincount(whose)[np.unique(whose)] == 4).all() and rest == 120 for whose, _, rest in seen)
+
+
+def test_a_datalists_patients_are_known(tmp_path):
+    entries = [
+        {"image": f"{k}.png", "label": k % 2, **({"patient_id": f"p{k // 2}"} if k < 8 else {})} for k in range(10)
+    ]
+    columns = attribute_columns(
+        [Item(one["image"], one["label"], {"patient_id": one.get("patient_id", "")}) for one in entries], PATIENTS
+    )
+    assert datalist_patients(columns).tolist() == [0, 0, 1, 1, 2, 2, 3, 3, 4, 5]
+    assert datalist_patients({"patient": ["a", "b", ""]}) is None is datalist_patients({})
+
+
+@pytest.fixture
+def with_tiny(tmp_path):
+    """Four hospitals of 50 patients, one of six, and one whose six rows are one patient's."""
+    rng, rows = np.random.default_rng(4), []
+    for site, n in (*zip("abcd", [50] * 4), ("six", 6), ("one", 6)):
+        for k in range(n):
+            ill = int(rng.random() < 0.4)
+            who = site if site == "one" else f"{site}{k}"
+            rows.append(
+                {"hospital": site, "patient_id": who, "age": rng.normal(60, 10), "x": rng.normal(ill), "y": ill}
+            )
+    pd.DataFrame(rows).round(3).to_csv(tmp_path / "t.csv", index=False)
+    call("init", tmp_path, "--site", "hospital", "--label", "y", "--yes")
+    return tmp_path
+
+
+def test_a_tiny_hospital_stops_nobody_and_is_told_nothing(with_tiny):
+    assert not (with_tiny / "fairflare" / "one.csv").exists() and (with_tiny / "fairflare" / "six.csv").is_file()
+    join = ("join", "glm", "--data", with_tiny, "--rounds", 2, "--folds", 2, "--repeats", 1, "--out", with_tiny / "j")
+    call(*join)
+    found = json.loads((with_tiny / "j" / "join.json").read_text())
+    assert sorted(found["sites"]) == [*"abcd"]
+    assert found["refused"] == {"six": "too few patients to tell, expected at least 30"}
+    call("run", "glm", "--data", with_tiny, "--rounds", 2, "--no-solo", "--out", with_tiny / "g")
+    told = next(one for one in verify(with_tiny / "g" / "audit.jsonl") if one["event"] == "evaluation")
+    assert {*told["sites"]} == {*"abcd"} and told["rejected"]["six"]["code"] == "preflight"
+    call("after", with_tiny / "g", "--step", "recalibrate")
+
+
+@pytest.mark.parametrize(
+    "codes, left",
+    [
+        ({"t": ["few_examples"]}, ["t"]),
+        ({"t": ["few_examples", "empty_split"], "a": ["few_examples"]}, []),
+        ({"t": ["few_examples", "unreadable"]}, []),
+        ({"t": ["one_class"]}, ["t"]),
+        ({"t": ["large one_class"]}, []),
+    ],
+)
+def test_who_is_left_out_by_rule(codes, left):
+    """Whose every error is that of a small hospital, where two others and most remain."""
+    names = ("a", "b", "c", "t") if len(codes) == 1 else ("a", "b", "t")
+    findings = {
+        site: tuple(
+            Finding("error", code.removeprefix("large "), "train", 5000 if code.startswith("large") else 3, "text")
+            for code in codes.get(site, ())
+        )
+        for site in names
+    }
+    statements = {site: Statement(None if one else 60, one, {}) for site, one in findings.items()}
+    small = too_small(statements)
+    assert [*small] == left and bool(refusal(statements, [], small)) == (not left)
+
+
+def test_a_frames_intervals_are_of_patients():
+    rng = np.random.default_rng(6)
+    y, whose = np.repeat(rng.random(80) < 0.5, 3).astype(int), np.repeat(np.arange(80), 3)
+    risk = np.repeat(rng.random(80), 3)
+    frames = [metric_frame(y, risk, patients=one, metrics=["auc", "accuracy"]) for one in (whose, None)]
+    width = [(one["high"] - one["low"]).to_numpy() for one in frames]
+    assert (width[0] > 1.5 * width[1]).all() and (frames[0]["value"] == frames[1]["value"]).all()
+    with pytest.raises(UserError, match="patients: expected 240 values"):
+        metric_frame(y, risk, patients=whose[:9])
+
+
+@pytest.mark.slow
+def test_joins_intervals_hold_by_patient_and_fail_by_row(monkeypatch):
+    """Four of the federations of docs/benchmarks/join-visits.csv, which the file repeats."""
+    folder = Path(__file__).parents[2]
+    monkeypatch.setattr(sys, "path", [str(folder / "benchmarks"), *sys.path])
+    made = runpy.run_path(str(folder / "benchmarks" / "coverage.py"))
+    found = pd.DataFrame([row for number in range(4) for row in made["federation"](0, number, 1.0)])
+    known = pd.read_csv(folder / "docs" / "benchmarks" / "join-visits.csv")
+    known = known[(known["kept"] == 1) & (known["federation"] < 4)]
+    assert found["held"].tolist() == known["held"].tolist()
+    share = found.groupby("arm")[["held", "hospitals"]].sum()
+    held = share["held"] / share["hospitals"]
+    assert held["patient"] > 0.9 and max(held["row"], held["row, outcomes"]) < 0.85, held
+
+
+def test_patients_of_data_that_a_function_builds_are_known():
+    rows = [{"image": np.zeros((1, 8, 8)), "label": k % 2, "patient_id": f"p{k // 2}"} for k in range(6)]
+    task = tasks.load("heart", "full")
+    assert _split(task, "f", "train", rows, 6).patients.tolist() == [0, 0, 1, 1, 2, 2]
+    assert _split(task, "f", "train", [(one["image"], one["label"]) for one in rows], 6).patients is None

@@ -24,10 +24,11 @@ from fairflare.core.schema import (
 )
 from fairflare.core.types import Number, Outline, Round, TensorSpec
 from fairflare.engine import field_checks
-from fairflare.engine.checks import check_received, checked_seconds
+from fairflare.engine.checks import check_received
 from fairflare.engine.clinical import View
 from fairflare.engine.exchanges.base import refusing
 from fairflare.engine.exchanges.sums import sealed_check
+from fairflare.engine.field_checks import checked_seconds
 from fairflare.engine.gate import Gate, inspect_evaluation
 from fairflare.engine.traffic import Traffic
 from fairflare.flare import wire

@@ -64,9 +64,11 @@ def test_a_resample_is_the_same_for_every_method():
     import torch
 
     outputs, targets = torch.arange(50.0)[:, None], torch.arange(50)
-    one, other = (_redrawn(3, "site-1", number, outputs, targets)[1] for number in (0, 0))
-    assert one.equal(other) and not one.equal(_redrawn(3, "site-1", 1, outputs, targets)[1])
+    one, other = (_redrawn(3, "site-1", number, outputs, targets, None)[1] for number in (0, 0))
+    assert one.equal(other) and not one.equal(_redrawn(3, "site-1", 1, outputs, targets, None)[1])
     assert len(one) == 50 and len(set(one.tolist())) < 50
+    pairs = _redrawn(3, "site-1", 0, outputs, targets, np.arange(50) // 2)[1]
+    assert (pairs.bincount(minlength=50).reshape(25, 2).diff() == 0).all(), "both rows of a patient as often"
 
 
 def test_seeds_with_the_same_patients_resample_them_together():

@@ -133,6 +133,7 @@ def preflight(
     """
     from fairflare.core.findings import accepted_codes
     from fairflare.core.validation import some
+    from fairflare.engine.preflight import Statement, too_small
     from fairflare.studies.display import Counter
 
     if kind and task:
@@ -148,7 +149,10 @@ def preflight(
         console.dump(shown if path.is_dir() else next(iter(shown.values())))
     else:
         console.findings(found, path.is_dir())
-    if broken := [site for site, one in found.items() if any(f.level == "error" for f in one)]:
+    small = too_small({site: Statement(None, tuple(one), {}) for site, one in found.items()})
+    if small and not as_json:
+        console.say(f"{some([*small])}: too few patients: a run leaves them out")
+    if broken := [site for site, one in found.items() if site not in small and any(f.level == "error" for f in one)]:
         where = f" at {some(broken)}" if path.is_dir() else ""
         other = len(broken) < len(found) and len(broken) <= FEW
         these = "it" if len(broken) == 1 else "them"

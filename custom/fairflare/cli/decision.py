@@ -207,7 +207,8 @@ def monitor(
 ) -> Told:
     """Say whether the model in use is still no worse than the hospital's own, as outcomes become known.
 
-    TABLE holds a row per patient in the order in which outcomes became known; rows are added at its end. With a MIX,
+    TABLE holds patients in the order in which outcomes became known; rows are added at its end. Of rows with the same
+    patient or patient_id the first counts. With a MIX,
     the folder that `combine` wrote for the hospital, it holds what the model takes, and the label; without one it holds
     both models' risks. However often it is looked at, at most 5 % of the hospitals are told something false.
     docs/join.md

@@ -59,7 +59,7 @@ class Metric:
         ordered: whether a worst value can be named; not of one that is best in the middle of its range.
         needs: what cases it needs to be defined, in words; "": any.
         interval: cases, level -> its lower and upper end; by default that of a mean, where ``each`` lies in [0, 1].
-            The ends leave the site: they must not depend on the cases' order, nor on a draw that others know.
+            The unit is a patient (``cases.patients``). The ends must not depend on the order, nor on a known draw.
         of_classes: whether it compares classes: then it has an interval, and a group has it, only where each class has
             the fewest cases that may leave.
         two_classes: whether it is defined for outcomes of two classes alone.

@@ -143,6 +143,10 @@ class TensorData:
     def size(self, split: SplitName) -> int:
         return len(self.splits[split])
 
+    def patients(self, split: SplitName) -> npt.NDArray[np.int64] | None:
+        """(N,) whose each example of ``split`` is; None: each is another patient's."""
+        return self.splits[split].patients
+
     def attributes(self, split: SplitName) -> Mapping[str, Sequence[str]]:
         """Sensitive attributes of ``split`` in its stored order; they stay at the site."""
         return self.splits[split].attributes

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -15,7 +15,7 @@ from fairflare.core.seeds import derive
 from fairflare.core.types import MOST_EXAMPLES, MOST_STEPS, Number
 from fairflare.engine.evaluation import Predictions
 from fairflare.engine.hashes import model_hash
-from fairflare.functional.intervals import Array, percentile_interval, resamples
+from fairflare.functional.intervals import Array, Owners, percentile_interval, resamples
 from fairflare.privacy.counts import released
 
 if TYPE_CHECKING:
@@ -71,10 +71,11 @@ def _numbers(metric: str, where: str, least: float, most: float) -> list[Number]
 
 @dataclass(frozen=True)
 class Pair:
-    """The predictions of both models on the same cases, in the same order."""
+    """The predictions of both models on the same cases, in the same order; ``patients``: as of ``evaluation.Cases``."""
 
     federated: Predictions
     solo: Predictions
+    patients: Owners | None = None
 
     @property
     def n(self) -> int:
@@ -109,7 +110,7 @@ def measured(
     once = np.ones((1, pair.n))
     points = {kind: _values(scoring, of, once, chosen) for kind, of in _both(pair)}
     drawn: dict[str, list[Array]] = {}
-    for counts in resamples(pair.n, DRAWS, pair.seed(seed, site)):
+    for counts in resamples(pair.n, DRAWS, pair.seed(seed, site), pair.patients):
         ours, theirs = (_values(scoring, of, counts, chosen) for _, of in _both(pair))
         for key in ours:
             drawn.setdefault(key, []).append(ours[key] - theirs[key])
@@ -122,10 +123,10 @@ def measured(
 
 
 def against_trees(
-    federated: Predictions, trees: Predictions, scoring: Task, min_count: int | None, seed: int, site: str
+    pair: Pair, trees: Predictions, scoring: Task, min_count: int | None, seed: int, site: str
 ) -> dict[str, float]:
     """What may leave of gradient boosting on the same cases: its metrics, and the intervals of federated less its."""
-    found = measured(Pair(federated, trees), scoring, (), min_count, seed, site)
+    found = measured(replace(pair, solo=trees), scoring, (), min_count, seed, site)
     split = ((name.partition("."), value) for name, value in found.items())
     return {f"{TREES[kind]}.{metric}": value for (kind, _, metric), value in split if kind in TREES}
 

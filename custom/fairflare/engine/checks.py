@@ -10,12 +10,10 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from fairflare.core import schema
-from fairflare.core.metric import named
-from fairflare.core.types import MOST_EXAMPLES, Number
+from fairflare.core.types import Number
 
 T = TypeVar("T")
 LONGEST = 64
-MOST_METRICS = 64
 
 
 @dataclass(frozen=True)
@@ -69,69 +67,6 @@ def left_out(refused: Mapping[str, Rejection], found: Collection[str]) -> list[R
 def silent(asked: Iterable[str], answers: Sequence[schema.Answer]) -> list[Rejection]:
     heard = {a.site for a in answers}
     return [Rejection(s, "no_answer", "no answer in time") for s in sorted(asked) if s not in heard]
-
-
-def materialized(value: Any) -> Any:
-    """The tensor itself: FLARE keeps large ones on disk until someone looks at them."""
-    return value.materialize() if callable(getattr(value, "materialize", None)) else value
-
-
-def checked_count(value: Any, declared: int | None, name: str = "n_examples", spec: schema.Spec | None = None) -> int:
-    """A whole number within the range of its specification and at most ``declared``; raises Refused.
-
-    Args:
-        declared: what the site declared before the first round; None: nothing.
-        name: the field, which is also the refusal's code.
-        spec: its specification; by default that of n_k.
-    """
-    spec = spec or schema.answer_fields()[name]
-    if not is_number(value) or not math.isfinite(value) or value != int(value) or value < spec.low:
-        least = f"above {spec.low - 1:g}" if spec.low > 0 else f"of at least {spec.low:g}"
-        raise Refused(name, f"{name}: expected a whole number {least}, got {short(repr(value))}")
-    if declared is not None and value > declared:
-        raise Refused("count_mismatch", f"{name}: expected at most the declared {declared}, got {int(value)}")
-    if value > spec.high:
-        raise Refused(name, f"{name}: expected at most {spec.high:.0f}, got {value:g}")
-    return int(value)
-
-
-Ranges = Mapping[str, tuple[float, float]]
-
-
-def checked_metrics(metrics: Any, ranges: Ranges | None = None) -> dict[str, float]:
-    """The numbers within their ranges among ``metrics``; they inform people, so a bad one is just dropped.
-
-    Args:
-        ranges: name -> range of every metric of the task; None: any short name, see ``core.metric.named``.
-    """
-    return _among(metrics, lambda name: named(name).range if ranges is None else ranges.get(name))
-
-
-def checked_sizes(sizes: Any, names: Sequence[str]) -> dict[str, float]:
-    """The whole numbers among ``sizes`` that can be numbers of examples."""
-    found = _among(sizes, lambda name: (0.0, float(MOST_EXAMPLES)) if name in names else None)
-    return {name: value for name, value in found.items() if value == int(value)}
-
-
-def checked_seconds(seconds: Any) -> dict[str, float]:
-    """The wall times among ``seconds``; empty for an answer that holds something else there."""
-    return _among(seconds, lambda name: (0.0, schema.LONGEST_WORK))
-
-
-def _among(content: Any, range_of: Callable[[str], tuple[float, float] | None]) -> dict[str, float]:
-    """Name -> number, sorted by name, for short names that have a range and numbers within; never raises."""
-    try:
-        content = content if isinstance(content, Mapping) else {}
-        pairs = [(name, content[name]) for name in content if isinstance(name, str)]
-        good = {one_line(name): float(v) for name, v in pairs if len(name) <= LONGEST and is_number(v)}
-    except Exception:  # an answer may hold anything
-        return {}
-    found = {}
-    for name in sorted(good):
-        low, high = range_of(name) or (1.0, 0.0)
-        if low <= good[name] <= high:
-            found[name] = good[name]
-    return dict(list(found.items())[:MOST_METRICS])
 
 
 def is_number(value: Any) -> bool:

@@ -21,7 +21,7 @@ from fairflare.core.types import MOST_EXAMPLES, Number
 from fairflare.engine.checks import Refused, checked_scalars
 from fairflare.engine.evaluation import Cases, Chosen
 from fairflare.functional import calibration as maths
-from fairflare.functional.calibration import CELLS, Array, Bins, Ints
+from fairflare.functional.calibration import CELLS, Array, Bins, Ints, Owners
 from fairflare.privacy.counts import released, released_unions
 
 FAR = 1e3
@@ -259,7 +259,8 @@ class ClinicalAtSite:
                 continue
             label = f"/{where}" if where else ""
             pick = everyone if chosen is None else chosen
-            found |= self._means(label, before[pick], risks[pick], outcomes[pick], classes)
+            whose = None if cases.patients is None else cases.patients[pick]
+            found |= self._means(label, before[pick], risks[pick], outcomes[pick], classes, whose)
             if classes and not self.view.secure:
                 found[f"positives{label}"] = float(outcomes[pick].sum())
                 if decided and self.view.event is not None:
@@ -328,23 +329,25 @@ class ClinicalAtSite:
         unknown = int(kind.sum()) - sum(sizes)
         return released_unions(sizes, self.view.of_group, shown, self.min_count, unknown)
 
-    def _means(self, where: str, before: Array, risks: Array, outcomes: Array, classes: bool) -> Numbers:
+    def _means(
+        self, where: str, before: Array, risks: Array, outcomes: Array, classes: bool, whose: Owners | None
+    ) -> Numbers:
         """Number of patients, and means with their intervals; the line where there are enough of either outcome."""
         starts, cells = maths.crowded(before, self._least), maths.cell_of(before)
         bins = maths.binned(risks, outcomes, starts, cells)
         places: Ints = np.searchsorted(starts, cells, side="right") - 1
         residuals = risks - outcomes
-        generator = np.random.default_rng(derive(self.seed, "clinical", self.name, where))
-        samples = maths.resampled(residuals**2, residuals, places, generator, RESAMPLES)
+        seed = derive(self.seed, "clinical", self.name, where)
+        samples = maths.resampled(residuals**2, residuals, places, seed, RESAMPLES, whose)
         values = {"brier": float((residuals**2).mean()), "calibration": float(residuals.mean())}
         values |= {"ece": maths.calibration_error(bins)}
         found = {f"n{where}": float(len(risks))}
         for (name, value), sample in zip(values.items(), samples):
             found |= _with_ends(name, value, maths.middle(sample), where)
-        return found | (self._line(where, risks, outcomes) if classes else {})
+        return found | (self._line(where, risks, outcomes, whose) if classes else {})
 
-    def _line(self, where: str, risks: Array, outcomes: Array) -> Numbers:
-        fitted = maths.line_with_interval(risks, outcomes)
+    def _line(self, where: str, risks: Array, outcomes: Array, whose: Owners | None) -> Numbers:
+        fitted = maths.line_with_interval(risks, outcomes, whose)
         if fitted is None:
             return {}
         line, errors = fitted

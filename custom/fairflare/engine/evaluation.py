@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from fairflare.core.metric import finite
 from fairflare.core.types import INTERVALS, Batch, SiteData, SplitName
+from fairflare.functional.intervals import Owners
 from fairflare.privacy.counts import released
 
 if TYPE_CHECKING:
@@ -39,11 +40,13 @@ class Cases:
         outputs: float64 (N, ...).
         targets: (N, ...).
         members: (N,) index of each case's group, -1 where it is in none.
+        patients: (N,) whose each case is, see ``functional.intervals``; None: each is another patient's.
     """
 
     outputs: Tensor
     targets: Tensor
     members: Tensor
+    patients: Owners | None = None
 
     @property
     def n(self) -> int:
@@ -129,7 +132,13 @@ def group_values(
     return {name: {"n": float(row.sum()), "value": float(hits[row].mean())} for name, row in shown}
 
 
-def over_patients(found: Predictions, scoring: Task, min_count: int | None, beside: Mapping[str, float]) -> Intervals:
+def over_patients(
+    found: Predictions,
+    scoring: Task,
+    min_count: int | None,
+    beside: Mapping[str, float],
+    patients: Owners | None = None,
+) -> Intervals:
     """``INTERVALS`` -> metric -> ``ENDS``; empty where none may leave, or the model has diverged.
 
     They speak of which cases were tested, not of how another training would have ended. They do not depend on the
@@ -137,15 +146,17 @@ def over_patients(found: Predictions, scoring: Task, min_count: int | None, besi
     would that asks about a model whose predictions it can foresee, could solve it for single cases.
 
     Args:
-        min_count: the fewest cases that an interval leaves of, and the fewest of each class where the metric depends on
+        min_count: the fewest patients that an interval leaves of, and cases of each class where the metric depends on
             classes; None: none leaves.
         beside: the metrics of these cases that the site sends; no other value has an interval.
+        patients: as of ``Cases``.
     """
     outputs, targets, _ = found
-    if min_count is None or not beside or len(targets) < max(min_count, 1) or not bool(torch.isfinite(outputs).all()):
+    n = len(targets) if patients is None else len(np.unique(patients))
+    if min_count is None or not beside or n < max(min_count, 1) or not bool(torch.isfinite(outputs).all()):
         return {}
     try:
-        ends = scoring.ends(outputs, targets, max(min_count, 1), LEVEL)
+        ends = scoring.ends(outputs, targets, max(min_count, 1), LEVEL, patients)
     except Exception:  # a task from outside may condense in another way; without its results all would be lost
         return {}
     # A metric that a task computes in its own way has no interval rather than that of another quantity.

@@ -9,6 +9,7 @@ any site may be, and rules add them over sites, so that a site whose counts noth
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,20 +17,85 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fairflare.core.schema import Slot, Spec, nested, wrong_tensors
+from fairflare.core.metric import named
+from fairflare.core.schema import LONGEST_WORK, Slot, Spec, answer_fields, nested, wrong_tensors
 from fairflare.core.tensor_files import Stored, gathered
-from fairflare.core.types import GROUP_COUNT, Number, StateDict
+from fairflare.core.types import GROUP_COUNT, MOST_EXAMPLES, Number, StateDict
 from fairflare.engine import checks
 from fairflare.engine.norms import Norms, hypots, kind_of, norm_of
 from fairflare.functional.group_rates import CORRECT, SEEN, Counts, counts_of
 from fairflare.privacy.egress import all_finite
 
+Ranges = Mapping[str, tuple[float, float]]
+MOST_METRICS = 64
 SMALL = 1 << 14
 """Entries below this size are looked at together."""
 VARIANCE = "running_var"
 """How the name of a variance ends."""
 ROUNDING = -1e-6
 """How far below zero a variance may end."""
+
+
+def materialized(value: Any) -> Any:
+    """The tensor itself: FLARE keeps large ones on disk until someone looks at them."""
+    return value.materialize() if callable(getattr(value, "materialize", None)) else value
+
+
+def checked_count(value: Any, declared: int | None, name: str = "n_examples", spec: Spec | None = None) -> int:
+    """A whole number within the range of its specification and at most ``declared``; raises Refused.
+
+    Args:
+        declared: what the site declared before the first round; None: nothing.
+        name: the field, which is also the refusal's code.
+        spec: its specification; by default that of n_k.
+    """
+    spec = spec or answer_fields()[name]
+    if not checks.is_number(value) or not math.isfinite(value) or value != int(value) or value < spec.low:
+        least = f"above {spec.low - 1:g}" if spec.low > 0 else f"of at least {spec.low:g}"
+        raise checks.Refused(name, f"{name}: expected a whole number {least}, got {checks.short(repr(value))}")
+    if declared is not None and value > declared:
+        raise checks.Refused("count_mismatch", f"{name}: expected at most the declared {declared}, got {int(value)}")
+    if value > spec.high:
+        raise checks.Refused(name, f"{name}: expected at most {spec.high:.0f}, got {value:g}")
+    return int(value)
+
+
+def checked_metrics(metrics: Any, ranges: Ranges | None = None) -> dict[str, float]:
+    """The numbers within their ranges among ``metrics``; they inform people, so a bad one is just dropped.
+
+    Args:
+        ranges: name -> range of every metric of the task; None: any short name, see ``core.metric.named``.
+    """
+    return _among(metrics, lambda name: named(name).range if ranges is None else ranges.get(name))
+
+
+def checked_sizes(sizes: Any, names: Sequence[str]) -> dict[str, float]:
+    """The whole numbers among ``sizes`` that can be numbers of examples."""
+    found = _among(sizes, lambda name: (0.0, float(MOST_EXAMPLES)) if name in names else None)
+    return {name: value for name, value in found.items() if value == int(value)}
+
+
+def checked_seconds(seconds: Any) -> dict[str, float]:
+    """The wall times among ``seconds``; empty for an answer that holds something else there."""
+    return _among(seconds, lambda name: (0.0, LONGEST_WORK))
+
+
+def _among(content: Any, range_of: Callable[[str], tuple[float, float] | None]) -> dict[str, float]:
+    """Name -> number, sorted by name, for short names that have a range and numbers within; never raises."""
+    try:
+        content = content if isinstance(content, Mapping) else {}
+        pairs = [(name, content[name]) for name in content if isinstance(name, str)]
+        good = {
+            checks.one_line(name): float(v) for name, v in pairs if len(name) <= checks.LONGEST and checks.is_number(v)
+        }
+    except Exception:  # an answer may hold anything
+        return {}
+    found = {}
+    for name in sorted(good):
+        low, high = range_of(name) or (1.0, 0.0)
+        if low <= good[name] <= high:
+            found[name] = good[name]
+    return dict(list(found.items())[:MOST_METRICS])
 
 
 @dataclass(frozen=True)
@@ -101,7 +167,7 @@ class Form:
             held[key] = value
         norms = []
         for group in self.groups:
-            flat = _flat([checks.materialized(held[key]) for key in group.keys])
+            flat = _flat([materialized(held[key]) for key in group.keys])
             norms.append((group.kind, norm_of(flat)))
             # A norm is no less than any entry: below this none of the sum with the model leaves the type's range.
             if not norms[-1][1] < group.room:
@@ -125,7 +191,7 @@ class Against:
     declared: int | None
     numbers: Sequence[Number]
     wanted: Sequence[str]
-    metrics: checks.Ranges | None = None
+    metrics: Ranges | None = None
     tensors: Mapping[str, Slot] = field(default_factory=dict)
 
 
@@ -159,7 +225,7 @@ def _tensor_of(key: str, value: Any, like: Tensor) -> Tensor:
     if isinstance(value, Stored):
         _check_form(key, value.shape, value.dtype, like)
     # Site privacy filters (FLARE's SVT) turn tensors into numpy arrays: that is no fault of the site.
-    value = checks.materialized(value)
+    value = materialized(value)
     tensor = torch.from_numpy(value) if type(value).__module__ == "numpy" and hasattr(value, "shape") else value
     if not isinstance(tensor, Tensor):
         raise checks.Refused("dtype", f"{key}: expected a tensor, got {type(value).__name__}")
@@ -188,7 +254,7 @@ def _checked_size(key: str, tensor: Tensor, like: Tensor) -> float:
 def _checked_tensors(value: Any, slots: Mapping[str, Slot]) -> dict[str, Mapping[str, Tensor]]:
     """name -> {entry: tensor} of what parts declared; the whole answer is refused for any other."""
     if isinstance(value, Mapping):
-        value = {name: one if isinstance(one, Stored) else checks.materialized(one) for name, one in value.items()}
+        value = {name: one if isinstance(one, Stored) else materialized(one) for name, one in value.items()}
     if wrong := wrong_tensors(value, slots):
         raise checks.Refused(wrong.code, f"tensor {wrong.name}: {wrong.why}" if wrong.name else f"tensors: {wrong.why}")
     found = {name: value[name] for name in slots if name in value}
@@ -209,13 +275,11 @@ CHECKS: Mapping[str, Check | None] = {
     "signed": None,  # ``Countersigned`` has looked at it
     "difference": lambda name, value, spec, at: _check_difference(value),
     "update": lambda name, value, spec, at: _checked_update(value, at.form),
-    "count": lambda name, value, spec, at: checks.checked_count(
-        value, at.declared if spec.declared else None, name, spec
-    ),
+    "count": lambda name, value, spec, at: checked_count(value, at.declared if spec.declared else None, name, spec),
     "numbers": lambda name, value, spec, at: checks.checked_scalars(value, at.numbers, at.wanted),
     "tensors": lambda name, value, spec, at: _checked_tensors(value, at.tensors),
-    "metrics": lambda name, value, spec, at: checks.checked_metrics(value, at.metrics),
-    "seconds": lambda name, value, spec, at: checks.checked_seconds(value),
+    "metrics": lambda name, value, spec, at: checked_metrics(value, at.metrics),
+    "seconds": lambda name, value, spec, at: checked_seconds(value),
 }
 """Kind -> the check of a value, which returns it as it is accepted or raises ``Refused``; None: nothing to accept.
 

@@ -19,11 +19,11 @@ from fairflare.core.errors import RunFailed
 from fairflare.core.schema import SPLITS, Answer, Slot, answer_fields, audited
 from fairflare.core.tensor_files import gathered, held
 from fairflare.core.types import INTERVALS, MOST_EXAMPLES, PERSONAL, TRIVIAL, Number, Reply, Round, StateDict
-from fairflare.engine import checks, norms
-from fairflare.engine.checks import Ranges, is_number
+from fairflare.engine import checks, field_checks, norms
+from fairflare.engine.checks import is_number
 from fairflare.engine.clinical import CLINICAL, NOTHING, View
 from fairflare.engine.evaluation import ALIKE, ENDS, Intervals
-from fairflare.engine.field_checks import CHECKS, Against, Form, Measured, check_counts
+from fairflare.engine.field_checks import CHECKS, Against, Form, Measured, Ranges, check_counts
 from fairflare.privacy.egress import all_finite
 
 SLACK = 1e-6
@@ -134,7 +134,7 @@ class Gate:
     wanted: tuple[str, ...] = ()
     anchored: tuple[Number, ...] = ()
     max_norm_ratio: float = checks.RATIO
-    metrics: checks.Ranges | None = None
+    metrics: Ranges | None = None
     lenient: frozenset[str] = frozenset()
     tensors: Mapping[str, Slot] = field(default_factory=dict)
     personal: frozenset[str] = frozenset()
@@ -269,7 +269,7 @@ def inspect_evaluation(
     answers: Sequence[Answer],
     round: int,
     groups: Sequence[str] = (),
-    metrics: checks.Ranges | None = None,
+    metrics: Ranges | None = None,
     personal: bool = False,
     view: View = NOTHING,
 ) -> tuple[dict[str, dict[str, Any]], list[checks.Rejection]]:
@@ -293,13 +293,13 @@ def inspect_evaluation(
     return {site: found[site] for site in sorted(found)}, checks.left_out(refused, found)
 
 
-def _checked_splits(content: Any, groups: Sequence[str], metrics: checks.Ranges | None) -> dict[str, Any]:
+def _checked_splits(content: Any, groups: Sequence[str], metrics: Ranges | None) -> dict[str, Any]:
     if not isinstance(content, Mapping):
         raise checks.Refused("metrics", f"expected metrics per split, got {type(content).__name__}")
     cells = content.get("groups")
     cells = cells if isinstance(cells, Mapping) else {}
-    found: dict[str, Any] = {split: checks.checked_metrics(content.get(split), metrics) for split in SPLITS}
-    found["n"] = checks.checked_sizes(content.get("n"), SPLITS)
+    found: dict[str, Any] = {split: field_checks.checked_metrics(content.get(split), metrics) for split in SPLITS}
+    found["n"] = field_checks.checked_sizes(content.get("n"), SPLITS)
     found["groups"] = {split: _checked_groups(cells.get(split), groups) for split in SPLITS}
     found |= checked_intervals(content, found["test"], metrics)
     for split, known in found["groups"].items():
@@ -309,12 +309,14 @@ def _checked_splits(content: Any, groups: Sequence[str], metrics: checks.Ranges 
     return found
 
 
-def _checked_trivial(content: Any, metrics: checks.Ranges | None) -> dict[str, Any]:
+def _checked_trivial(content: Any, metrics: Ranges | None) -> dict[str, Any]:
     """What an answer that needs no network reaches, under ``TRIVIAL``, where the site says so."""
     beside = content.get(TRIVIAL) if isinstance(content, Mapping) else None
     if not isinstance(beside, Mapping) or not beside:
         return {}
-    return {TRIVIAL: {split: checks.checked_metrics(beside[split], metrics) for split in SPLITS if split in beside}}
+    return {
+        TRIVIAL: {split: field_checks.checked_metrics(beside[split], metrics) for split in SPLITS if split in beside}
+    }
 
 
 def _checked_groups(content: Any, groups: Sequence[str]) -> dict[str, dict[str, float]]:
@@ -361,7 +363,7 @@ def site_seconds(answers: Sequence[Answer]) -> dict[str, dict[str, float]]:
     seconds: dict[str, dict[str, float]] = {}
     for answer in answers:
         phases = seconds.setdefault(answer.site, {})
-        for phase, spent in checks.checked_seconds(answer.seconds).items():
+        for phase, spent in field_checks.checked_seconds(answer.seconds).items():
             phases[phase] = phases.get(phase, 0.0) + spent
     return seconds
 

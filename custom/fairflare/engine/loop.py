@@ -30,7 +30,7 @@ from fairflare.engine.files import save_tensors
 from fairflare.engine.gate import Gate, Verdict, by_site, inspect_evaluation, round_entry, steps_of, too_few, usable
 from fairflare.engine.hashes import model_hash
 from fairflare.engine.norms import remembered
-from fairflare.engine.preflight import Statement, inspect_preflight, refusal, turned_away
+from fairflare.engine.preflight import Statement, inspect_preflight, refusal, too_small, turned_away
 from fairflare.engine.straggler_policy import EarlyEnd, Participation
 from fairflare.engine.traffic import Spooled, Traffic
 from fairflare.participation import All, Selector
@@ -203,8 +203,9 @@ class Federation:
         asked = {site: Instruction("preflight", Round(1, self._end.total), {}) for site in self.transport.sites()}
         answers = list(self._traffic.exchange(asked))
         statements, rejections, standing = self._read_statements(answers, standing)
-        rejections += silent(asked, answers)
-        self._participation = Participation(statements)
+        small = too_small(statements)
+        rejections += [*silent(asked, answers), *small.values()]
+        self._participation = Participation(set(statements) - set(small), small)
         found = {site: statement.to_json() for site, statement in statements.items()}
         shared = {"preflight": found, "rejected": by_site(rejections), **history.left_behind(standing)}
         if resumed:
@@ -213,7 +214,7 @@ class Federation:
             notes = [note.to_json() for note in self.rule.notes]
             about = {**self.header, "rounds": self.rounds, "sites": self._training_sites(), "declared_notes": notes}
             self._log("start", log_format=history.FORMAT, **about, **shared)
-        if reason := refusal(statements, rejections):
+        if reason := refusal(statements, [one for one in rejections if one.site not in small], small):
             self._close(standing, "failed", reason)
             raise RunFailed(reason)
         return standing

@@ -12,15 +12,16 @@ from fairflare.core.findings import BANDS, CODES, KINDS, SPLIT_NAMES, Finding, a
 from fairflare.core.manifest import NAMES, TEXT, differences
 from fairflare.core.schema import Answer
 from fairflare.core.validation import flag, in_order, some
-from fairflare.engine.checks import Refused, Rejection, checked_count, first_good, is_number, left_out, one_line
+from fairflare.engine.checks import Refused, Rejection, first_good, is_number, left_out, one_line
+from fairflare.engine.field_checks import checked_count
 
 MANY, TOO_MANY = 20, 100
 """So many times what the other sites usually declare is a warning, and an error that a run may accept."""
 ORDINARY, LITTLE = 1000, 10
 SMALL = ("few_examples", "empty_split", "one_class")
 """Codes of what no site can mend that has no more patients."""
-FEW = 3
-"""Such sites that are named with the flag that leaves them out."""
+FEW, LOW_BANDS = 3, ("", "10-19")
+"""Such sites that are named with the flag that leaves them out; bands of counts in which one class is no mistake."""
 PLACE = {split: k for k, split in enumerate(("", *SPLIT_NAMES))}
 MOST_LINES, SHOWN_LINES = 20, 5
 """Findings that a refusal names, and of more than that how many; all of them stand in the log."""
@@ -62,14 +63,31 @@ def inspect_preflight(
     return statements, left_out(refused, found)
 
 
-def refusal(statements: Mapping[str, Statement], rejections: Sequence[Rejection]) -> str:
-    """Why the run cannot start, in one line; empty when it can. A silent site is no reason: others can go on."""
+def too_small(statements: Mapping[str, Statement]) -> dict[str, Rejection]:
+    """Site -> that it has too few patients: it is left out where two others or more, and most of all, remain."""
+    found = {}
+    for site, one in statements.items():
+        errors = [f for f in one.findings if f.level == "error"]
+        few = all(
+            f.code in SMALL[:2] or (f.code == SMALL[2] and f.band in LOW_BANDS and f.count < BANDS[1]) for f in errors
+        )
+        if errors and few:
+            found[site] = Rejection(site, "preflight", f"too few patients: left out; {'; '.join(_errors(one))}")
+    rest = len(statements) - len(found)
+    return found if rest >= 2 and rest > len(found) else {}
+
+
+def refusal(statements: Mapping[str, Statement], rejections: Sequence[Rejection], spared: Collection[str] = ()) -> str:
+    """Why the run cannot start, in one line; empty when it can. A silent site is no reason: others can go on.
+
+    ``spared``: sites that are left out, see ``too_small``.
+    """
     sites: dict[str, list[str]] = {}
     for rejection in rejections:
         if rejection.code != "no_answer":
             sites.setdefault(f"{rejection.code} ({rejection.detail})", []).append(rejection.site)
     for site, statement in statements.items():
-        for line in _errors(statement):
+        for line in _errors(statement) if site not in spared else ():
             sites.setdefault(line, []).append(site)
     lines = [f"{some(in_order(names))}: {line}" for line, names in sites.items()]
     if len(lines) > MOST_LINES:

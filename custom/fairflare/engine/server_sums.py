@@ -16,7 +16,7 @@ from fairflare.aggregators.base import added_whole
 from fairflare.core.schema import Answer, Declared, Instruction, SiteModels, Spec, Transport, answer_fields
 from fairflare.core.tensor_files import Stored, gathered
 from fairflare.core.types import Reply, Round, StateDict
-from fairflare.engine import checks
+from fairflare.engine import checks, field_checks
 from fairflare.engine.combination import CheckSums, Combined, Total, Trained
 from fairflare.engine.gate import Verdict, reply_of
 from fairflare.engine.norms import SUM, norms_of
@@ -282,13 +282,13 @@ def _masked(
     dtypes = {key: scales[key].dtype for key in expected}
     entries = {key: _whole_tensor(key, answer.update[key], value, dtypes[key]) for key, value in expected.items()}
     update = gathered(entries, dtypes)
-    values = {**_check_counts(answer, declared), "update": {}, "metrics": checks.checked_metrics(answer.metrics)}
+    values = {**_check_counts(answer, declared), "update": {}, "metrics": field_checks.checked_metrics(answer.metrics)}
     return reply_of(answer.site, values), update
 
 
 def _check_counts(answer: Answer, declared: int | None) -> dict[str, int]:
     return {
-        name: checks.checked_count(getattr(answer, name), declared if spec.declared else None, name, spec)
+        name: field_checks.checked_count(getattr(answer, name), declared if spec.declared else None, name, spec)
         for name, spec in answer_fields().items()
         if spec.kind == "count" and spec.travels("train", secure=True)
     }
@@ -301,7 +301,7 @@ def _holds(spec: Spec, value: Any) -> bool:
 
 def _whole_tensor(key: str, value: Any, like: torch.Tensor, dtype: torch.dtype) -> torch.Tensor | Stored:
     """The entry where it lies; one in a file is not read before the sum."""
-    value = value if isinstance(value, Stored) else checks.materialized(value)
+    value = value if isinstance(value, Stored) else field_checks.materialized(value)
     known = isinstance(value, Stored) or (isinstance(value, torch.Tensor) and not value.is_meta)
     if not known or value.dtype != dtype:
         found = checks.short(str(getattr(value, "dtype", type(value).__name__)))

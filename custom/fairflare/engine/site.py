@@ -38,6 +38,7 @@ from fairflare.engine.exchanges.evaluate import EvaluateAtSite
 from fairflare.engine.exchanges.train import TrainAtSite
 from fairflare.engine.hashes import model_hash
 from fairflare.engine.memory import Asked, SiteMemory, check_last
+from fairflare.functional.intervals import Owners
 from fairflare.privacy.disclosure import Budget, disclosed
 from fairflare.privacy.egress import Egress
 from fairflare.privacy.referee import Referee
@@ -281,6 +282,11 @@ class Site:
 
     def score(self, split: SplitName) -> dict[str, float]:
         return self.scoring.evaluate(*self.predict(split)[:2]) if self.examples.size(split) else {}
+
+    def patients(self, split: SplitName) -> Owners | None:
+        """(N,) whose each example is; None: each is another patient's, or nobody says so."""
+        known: Callable[[SplitName], Owners | None] = getattr(self.examples, "patients", lambda split: None)
+        return known(split)
 
     def predict(self, split: SplitName, condense: Condense | None = None) -> Predictions:
         batches, way = self.examples.fixed(split, self.training.batch_size), condense or self.scoring.condense

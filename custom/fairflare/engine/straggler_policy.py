@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 
 from fairflare.core.schema import Answer
 from fairflare.engine.checks import Rejection
@@ -98,8 +99,9 @@ class Participation:
     All others are sent a preflight that nobody waits for, and train once they have passed it.
     """
 
-    def __init__(self, passed: Iterable[str] = ()) -> None:
-        self._present = set(passed)
+    def __init__(self, passed: Iterable[str] = (), barred: Mapping[str, Rejection] = MappingProxyType({})) -> None:
+        """``barred``: sites that have answered and may not train, with the reason."""
+        self._present, self._barred = set(passed), barred
         self._missed: dict[str, int] = {}
 
     def of(self, sites: Iterable[str]) -> tuple[list[str], list[str]]:
@@ -143,4 +145,5 @@ class Participation:
 
     def absent(self, away: Iterable[str]) -> list[Rejection]:
         why = {site: f"no answer since round {round}" for site, round in self._missed.items()}
-        return [Rejection(site, "absent", why.get(site, "was not there at the start")) for site in away]
+        none = "was not there at the start"
+        return [self._barred.get(site) or Rejection(site, "absent", why.get(site, none)) for site in away]

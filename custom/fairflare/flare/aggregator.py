@@ -25,7 +25,7 @@ from fairflare.core.errors import RunFailed, UserError
 from fairflare.core.schema import Answer, answer_fields
 from fairflare.core.types import Info, Outline, Reply, Round, StateDict, Weights, tensors_of
 from fairflare.core.validation import unlisted
-from fairflare.engine.checks import materialized
+from fairflare.engine.field_checks import materialized
 from fairflare.engine.gate import Gate, steps_of
 from fairflare.engine.norms import remembered
 from fairflare.engine.setup.method_defaults import default_parts

@@ -20,7 +20,10 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-Array = npt.NDArray[np.float64]
+from fairflare.functional.intervals import Array as Array
+from fairflare.functional.intervals import Owners as Owners
+from fairflare.functional.intervals import resamples
+
 STEPS = 100
 HALVINGS = 40
 CLOSE = 1e-12
@@ -129,8 +132,6 @@ CURVE_BINS = 10
 """Bins of a reliability curve, and of the ECE, at most."""
 Z = 1.959963984540054
 """The normal distribution's 97.5 % quantile."""
-DRAWN = 2**18
-"""Cases that are drawn at a time: so many take 10 MB."""
 SURE = 1e-12
 """How close to 0 and 1 a risk's logit is taken."""
 
@@ -231,39 +232,17 @@ def calibration_error(bins: Bins) -> float:
     return float(np.abs(bins.risk - bins.positives).sum() / bins.n.sum())
 
 
-def net_benefit(bins: Bins) -> tuple[Array, Array, Array]:
-    """Of treating whoever's risk is at least t, at every edge t inside (0, 1) (Vickers and Elkin 2006).
-
-    t, TP / n - FP / n * t / (1 - t), and its standard error from the same counts, (B - 1,) each.
-    """
-    return net_benefit_at(bins, GRID[bins.starts])
-
-
-def net_benefit_at(bins: Bins, thresholds: Array) -> tuple[Array, Array, Array]:
-    """The same where bin b holds whoever's risk is at least thresholds[b] and below the next, (B,) in [0, 1).
-
-    Thresholds of 0 and less than two outcomes are left out.
-    """
-    n = bins.n.sum()
-    treated = np.cumsum(bins.positives[::-1])[::-1], np.cumsum((bins.n - bins.positives)[::-1])[::-1]
-    inside = (thresholds > 0) & (thresholds < 1)
-    t, right, wrong = thresholds[inside], treated[0][inside] / n, treated[1][inside] / n
-    cost = t / (1 - t)
-    mean = right - wrong * cost
-    return t, mean, np.sqrt(np.maximum(right + wrong * cost**2 - mean**2, 0.0) / n)
-
-
-def treat_all(prevalence: float, thresholds: Array) -> Array:
-    return np.asarray(prevalence - (1 - prevalence) * thresholds / (1 - thresholds))
-
-
-def line_with_interval(risks: Array, outcomes: Array) -> tuple[Line, tuple[float, float]] | None:
+def line_with_interval(
+    risks: Array, outcomes: Array, patients: Owners | None = None
+) -> tuple[Line, tuple[float, float]] | None:
     """Calibration intercept and slope, sigma(a + b logit(risk)), with their standard errors (Cox 1958).
 
-    The maximum likelihood fit and, from its information, Wald's errors. None where the outcomes are separated, where
-    all risks are the same, and with fewer than ``LEAST_PER_CLASS`` cases of an outcome.
+    The maximum likelihood fit and, from its information, Wald's errors; of several cases a patient those of Liang and
+    Zeger. None where the outcomes are separated, where all risks are the same, and with fewer than ``LEAST_PER_CLASS``
+    patients of an outcome.
     """
-    if min(outcomes.sum(), len(outcomes) - outcomes.sum()) < LEAST_PER_CLASS:
+    owner = np.arange(len(risks)) if patients is None else np.unique(patients, return_inverse=True)[1]
+    if min(len(np.unique(owner[outcomes == k])) for k in (0, 1)) < LEAST_PER_CLASS:
         return None
     near = np.clip(risks, SURE, 1 - SURE)
     z = np.log(near) - np.log1p(-near)
@@ -272,27 +251,29 @@ def line_with_interval(risks: Array, outcomes: Array) -> tuple[Line, tuple[float
     information = np.array([[found.v, found.vz], [found.vz, found.vzz]])
     if max(abs(line.intercept), abs(line.slope)) >= STEEPEST or np.linalg.cond(information) > 1e12:
         return None
-    errors = np.sqrt(np.diag(np.linalg.inv(information)))
+    cov, many = np.linalg.inv(information), owner.max() + 1
+    if patients is not None:
+        residuals = outcomes - 1 / (1 + np.exp(-line.intercept - line.slope * z))
+        scores = np.stack([np.bincount(owner, part) for part in (residuals, residuals * z)])
+        cov = many / (many - 1) * cov @ scores @ scores.T @ cov
+    errors = np.sqrt(np.diag(cov))
     return line, (float(errors[0]), float(errors[1]))
 
 
 def resampled(
-    squares: Array, residuals: Array, places: Ints, generator: np.random.Generator, times: int
+    squares: Array, residuals: Array, places: Ints, seed: int, times: int, patients: Owners | None = None
 ) -> tuple[Array, Array, Array]:
-    """Brier score, calibration in the large and ECE of ``times`` samples of the cases, drawn with replacement.
+    """Brier score, calibration in the large and ECE of ``times`` resamples of the patients.
 
     Of each of N cases the squared error, the residual (risk less outcome), and the bin of the ECE; the bins stay.
     """
-    n, bins = len(squares), int(places.max()) + 1
-    found = np.empty((3, times))
-    some = max(1, DRAWN // n)
-    for start in range(0, times, some):
-        rows = min(some, times - start)
-        drawn = generator.integers(0, n, (rows, n))
-        cells = places[drawn] + bins * np.arange(rows)[:, None]
-        off = np.bincount(cells.ravel(), weights=residuals[drawn].ravel(), minlength=rows * bins).reshape(rows, bins)
-        found[:, start : start + rows] = squares[drawn].mean(1), off.sum(1) / n, np.abs(off).sum(1) / n
-    return found[0], found[1], found[2]
+    of_bin = residuals[:, None] * (places[:, None] == np.arange(places.max() + 1))
+    parts = []
+    for counts in resamples(len(squares), times, seed, patients):
+        n, off = counts.sum(axis=1), counts @ of_bin
+        parts.append((counts @ squares / n, off.sum(axis=1) / n, np.abs(off).sum(axis=1) / n))
+    brier, large, ece = (np.concatenate(part) for part in zip(*parts))
+    return brier, large, ece
 
 
 def middle(values: Array) -> tuple[float, float]:

@@ -17,11 +17,11 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
-Array = npt.NDArray[np.float64]
-Owners = npt.NDArray[Any]
-"""Whose a row is, by numbers that are equal for one patient."""
+from fairflare.functional.intervals import Array as Array
+from fairflare.functional.intervals import Owners as Owners
+from fairflare.functional.intervals import by_patient as by_patient
+
 LEVEL, POWER = 0.95, 0.8
 POINTS = 60
 """Values of the spread between hospitals, over which the posterior is integrated."""
@@ -108,25 +108,6 @@ def of_differences(differences: Array, move: Array, patients: Owners | None = No
     each = by_patient(differences, patients)
     found = differences.mean(), each.var(axis=1, ddof=1).mean(), (move**2).mean()
     return Benefit(each.shape[1], *(float(value) for value in found))
-
-
-def by_patient(values: Array, patients: Owners | None) -> Array:
-    """(R, n) of (R, N) values of rows: a number for each patient, whose mean is that of the rows.
-
-    x_g = m + n / N sum over the rows of patient g of (x - m), m the mean over all rows: the variance of their mean is
-    the cluster-robust one, n / (n - 1) sum_g (sum of x - m)^2 / N^2 (Liang and Zeger, Biometrika 73, 1986).
-
-    Args:
-        patients: (R, N) or (N,) whose row each is; None: each row is another patient.
-    """
-    if patients is None:
-        return values
-    found = []
-    for row, whose in zip(values, np.broadcast_to(patients, values.shape), strict=True):
-        owner = np.unique(whose, return_inverse=True)[1]
-        sums = np.bincount(owner, row - row.mean())
-        found.append(row.mean() + len(sums) / len(row) * sums)
-    return np.stack(found)
 
 
 # Variances, smoothed over hospitals: a hospital's own follows its own chance.

@@ -3,6 +3,7 @@
 
 No interval depends on the order of the cases, and none has zero width. Draws come from a fixed seed and are of weights
 that belong to sorted values: they say nothing of a single case. A level is in (0, 1), e.g. 0.95; N is at least 1.
+``patients`` (N,) say whose each case is, None: each is another's; the unit is a patient, the quantity is of all cases.
 
 The bootstrap (Efron, Annals of Statistics 7, 1979) has resamples as counts (B, N): how often each of B resamples holds
 each case. Scores (N,) are finite, and larger for what is thought to be positive.
@@ -12,19 +13,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 Array = npt.NDArray[np.float64]
+Owners = npt.NDArray[Any]
+"""Whose a row is, by numbers that are equal for one patient."""
 DRAWS, DRAWS_OF_RECALLS = 4000, 40_000
 MANY = 1000
 """Cases from which on the distribution of a weighted mean is taken as normal."""
 SEED = 20050414
 
 
-def of_share(right: int, n: int, level: float) -> tuple[float, float]:
-    """Clopper and Pearson's interval (Biometrika 26, 1934) of a share, 0..n of n >= 1 cases."""
+def of_share(right: float, n: float, level: float) -> tuple[float, float]:
+    """Clopper and Pearson's interval (Biometrika 26, 1934) of a share, 0..n of n > 0 cases."""
     from scipy.special import betaincinv
 
     tail = (1 - level) / 2
@@ -33,35 +37,72 @@ def of_share(right: int, n: int, level: float) -> tuple[float, float]:
     return low, high
 
 
-def of_mean(values: Array, level: float) -> tuple[float, float]:
+def by_patient(values: Array, patients: Owners | None) -> Array:
+    """(..., n) of (..., N) values of rows: a number for each patient, whose mean is that of the rows.
+
+    x_g = m + n / N sum over the rows of patient g of (x - m), m the mean over all rows: the variance of their mean is
+    the cluster-robust one, n / (n - 1) sum_g (sum of x - m)^2 / N^2 (Liang and Zeger, Biometrika 73, 1986).
+
+    Args:
+        patients: (..., N) or (N,) whose row each is; None: each row is another patient.
+    """
+    if patients is None:
+        return values
+    if values.ndim > 1:
+        pairs = zip(values, np.broadcast_to(patients, values.shape), strict=True)
+        return np.stack([by_patient(row, whose) for row, whose in pairs])
+    sums = np.bincount(np.unique(patients, return_inverse=True)[1], values - values.mean())
+    return np.asarray(values.mean() + len(sums) / len(values) * sums)
+
+
+def effective(right: Array, patients: Owners | None) -> tuple[float, float]:
+    """How many of how many independent cases say as much of a share as these, 0 or 1 (N,).
+
+    E. Korn and B. Graubard, Survey Methodology 24, 1998: p of p (1 - p) / (variance of p by patient), at most N; as
+    many as there are patients where these do not differ.
+    """
+    each = by_patient(right, patients)
+    share, n = float(right.mean()), len(each)
+    spread = float(each.var(ddof=1)) if n > 1 and patients is not None else 0.0
+    n_effective = min(share * (1 - share) * n / spread, len(right)) if spread > 1e-12 else n
+    return share * n_effective, n_effective
+
+
+def of_mean(values: Array, level: float, patients: Owners | None = None) -> tuple[float, float]:
     """Gaffke's interval of a mean of values (N,) in [0, 1], whatever their distribution: of 0 and 1 it is ``of_share``.
 
     The ends are quantiles of the mean under random weights (uniform on the simplex) of the values and of one more: 0
-    for the lower end, 1 for the upper one. N. Gaffke, Mathematical Methods of Statistics 14, 2005; M. Phan, P. Thomas
-    and E. Learned-Miller, ICML 2021, arXiv:2106.03163, section 4, where no distribution is known that it fails for.
+    for the lower end, 1 for the upper one; of several cases a patient, of ``by_patient`` and what is below 0 or above 1
+    of it. N. Gaffke, Mathematical Methods of Statistics 14, 2005; M. Phan, P. Thomas and E. Learned-Miller, ICML 2021,
+    arXiv:2106.03163, section 4, where no distribution is known that it fails for.
     """
     from scipy.special import ndtri
 
-    tail, ordered = (1 - level) / 2, np.sort(values)
+    tail, ordered = (1 - level) / 2, np.sort(by_patient(values, patients))
+    least, most = min(0.0, ordered[0]), max(1.0, ordered[-1])
     if len(ordered) >= MANY:
-        (low, below), (high, above) = (_weighted(np.append(ordered, end)) for end in (0.0, 1.0))
+        (under, below), (over, above) = (_weighted(np.append(ordered, end)) for end in (least, most))
         z = float(ndtri(1 - tail))
-        return max(0.0, low - z * below), min(1.0, high + z * above)
+        return max(0.0, under - z * below), min(1.0, over + z * above)
     weights = np.random.default_rng(SEED).exponential(size=(DRAWS, len(ordered) + 1))
     weights /= weights.sum(axis=1, keepdims=True)
     found = weights[:, 1:] @ ordered
     # Weights add up to 1 but for rounding: where all values are 1, a sum may lie above it, which no filter lets pass.
-    return float(np.quantile(found, tail)), min(1.0, float(np.quantile(found + weights[:, 0], 1 - tail)))
+    lower, upper = (
+        float(np.quantile(found + weights[:, 0] * end, at)) for end, at in ((least, tail), (most, 1 - tail))
+    )
+    return max(0.0, lower), min(1.0, upper)
 
 
-def of_positive_mean(values: Array, level: float) -> tuple[float, float] | None:
+def of_positive_mean(values: Array, level: float, patients: Owners | None = None) -> tuple[float, float] | None:
     """Student's interval of a mean of finite values (N,) that are at least 0 and have no upper bound.
 
     None of fewer than two values, or of equal ones.
     """
     from scipy.special import stdtrit
 
-    n, ordered = len(values), np.sort(values)
+    ordered = np.sort(by_patient(values, patients))
+    n = len(ordered)
     spread = float(ordered.std(ddof=1)) if n > 1 else 0.0
     if not spread:
         return None
@@ -69,12 +110,12 @@ def of_positive_mean(values: Array, level: float) -> tuple[float, float] | None:
     return max(0.0, mean - half), mean + half
 
 
-def of_recalls(right: Sequence[int], n: Sequence[int], level: float) -> tuple[float, float]:
+def of_recalls(right: Sequence[float], n: Sequence[float], level: float) -> tuple[float, float]:
     """Of the mean of several shares, e.g. balanced accuracy: quantiles of the mean of what makes each one's interval.
 
     Args:
         right: of each class the cases that are right.
-        n: of each class its cases, at least 1.
+        n: of each class its cases, more than 0.
     """
     rng, tail = np.random.default_rng(SEED), (1 - level) / 2
     lower, upper = np.zeros(DRAWS_OF_RECALLS), np.zeros(DRAWS_OF_RECALLS)
@@ -84,10 +125,13 @@ def of_recalls(right: Sequence[int], n: Sequence[int], level: float) -> tuple[fl
     return float(np.quantile(lower, tail)) / len(n), float(np.quantile(upper, 1 - tail)) / len(n)
 
 
-def of_auc(scores: Array, positive: npt.NDArray[np.bool_], level: float) -> tuple[float, float] | None:
-    """Of an area under the ROC curve: DeLong's error (Biometrics 44, 1988), symmetric on the logit scale.
+def of_auc(
+    scores: Array, positive: npt.NDArray[np.bool_], level: float, patients: Owners | None = None
+) -> tuple[float, float] | None:
+    """Of an area under the ROC curve: DeLong's error (Biometrics 44, 1988), symmetric on the logit scale; of several
+    cases a patient N. Obuchowski's (Biometrics 53, 1997).
 
-    The quantile is Student's with one degree of freedom less than the smaller of the two kinds has cases; the scale
+    The quantile is Student's with one degree of freedom less than the smaller of the two kinds has patients; the scale
     keeps the ends within the range (Pepe, The Statistical Evaluation of Medical Tests, 2003, section 5.2).
 
     Args:
@@ -95,18 +139,24 @@ def of_auc(scores: Array, positive: npt.NDArray[np.bool_], level: float) -> tupl
         positive: (N,).
 
     Returns:
-        low, high; None where a kind has fewer than two cases, or the kinds are apart (an area of 0 or 1).
+        low, high; None where a kind has fewer than two patients, or the kinds are apart (an area of 0 or 1).
     """
     cases, controls = scores[positive], scores[~positive]
     m, n = len(cases), len(controls)
-    if min(m, n) < 2:
+    owner = np.arange(m + n) if patients is None else np.unique(patients, return_inverse=True)[1]
+    of_each = [len(np.unique(owner[kind])) for kind in (positive, ~positive)]
+    if min(of_each) < 2:
         return None
     found = ranks(np.concatenate([cases, controls]))
     of_cases = (found[:m] - ranks(cases)) / n
     of_controls = 1 - (found[m:] - ranks(controls)) / m
     area = float(of_cases.mean())
-    error = math.sqrt(of_cases.var(ddof=1) / m + of_controls.var(ddof=1) / n)
-    return of_pairs(area, error, min(m, n), level)
+    many = owner.max() + 1
+    a = np.bincount(owner[positive], (of_cases - area) / m, many)
+    b = np.bincount(owner[~positive], (of_controls - area) / n, many)
+    k, j = of_each
+    error = math.sqrt(max(k / (k - 1) * (a @ a) + j / (j - 1) * (b @ b) + 2 * many / (many - 1) * (a @ b), 0.0))
+    return of_pairs(area, error, min(of_each), level)
 
 
 def of_pairs(share: float, error: float, fewest: int, level: float) -> tuple[float, float] | None:
@@ -115,7 +165,7 @@ def of_pairs(share: float, error: float, fewest: int, level: float) -> tuple[flo
     Args:
         share: in [0, 1].
         error: at least 0.
-        fewest: cases of the kind that has fewer of them, at least 2; Student's quantile has one degree less.
+        fewest: patients of the kind that has fewer of them, at least 2; Student's quantile has one degree less.
 
     Returns:
         low, high; None of a share of 0 or 1, and of scores that are all alike, whose error of 0 says nothing.
@@ -147,13 +197,17 @@ FEWEST = 0.5
 """The share of the resamples in which a statistic must be defined; below it there is no interval."""
 
 
-def resamples(n: int, draws: int, seed: int) -> Iterator[Array]:
-    """float64 (B, n) counts whose rows add up to ``n``, ``draws`` rows in all: how often a resample holds each case.
+def resamples(n: int, draws: int, seed: int, patients: Owners | None = None) -> Iterator[Array]:
+    """float64 (B, n) counts, ``draws`` rows in all: how often a resample of the patients holds each case.
 
     Args:
-        n: cases, at least 1.
+        n: cases, at least 1; counts add up to it where each is another patient's.
         draws: resamples, at least 1.
     """
+    if patients is not None:
+        owner = np.unique(patients, return_inverse=True)[1]
+        yield from (counts[:, owner] for counts in resamples(owner.max() + 1, draws, seed))
+        return
     rng = np.random.default_rng(seed)
     step = max(1, AT_ONCE // n)
     for start in range(0, draws, step):

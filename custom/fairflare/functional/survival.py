@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from fairflare.functional.intervals import Array, weighted_mean
+from fairflare.functional.intervals import Array, Owners, weighted_mean
 
 Ranks = npt.NDArray[np.int64]
 
@@ -113,17 +113,22 @@ def concordant_share(times: Array, events: Array, risks: Array) -> Array:
     return np.asarray(np.divide(won, pairs, out=np.full_like(won, 0.5), where=pairs > 0))
 
 
-def concordance_error(times: Array, events: Array, risks: Array, weights: Array | None = None) -> float:
+def concordance_error(
+    times: Array, events: Array, risks: Array, weights: Array | None = None, patients: Owners | None = None
+) -> float:
     """The standard error of ``concordance``: the infinitesimal jackknife (Efron, SIAM CBMS 38, 1982, section 6).
 
-    Of each case the derivative by how often it counts, squared and summed. Pairs are those of M. Pencina and
+    Of each patient the derivative by how often it counts, squared and summed. Pairs are those of M. Pencina and
     R. D'Agostino, Statistics in Medicine 23, 2004; Uno's weights (N,) are taken as known. nan without pairs.
     """
     won, pairs = concordant_pairs(times, events, risks, weights)
     both = float(pairs.sum())  # each pair at either case
     if not both > 0:
         return float("nan")
-    return 2 * float(np.sqrt(np.sort((won - won.sum() / both * pairs) ** 2).sum())) / both
+    each = won - won.sum() / both * pairs
+    if patients is not None:
+        each = np.bincount(np.unique(patients, return_inverse=True)[1], each)
+    return 2 * float(np.sqrt(np.sort(each**2).sum())) / both
 
 
 def uno_weights(times: Array, events: Array, counts: Array, horizon: float) -> Array:

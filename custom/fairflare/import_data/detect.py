@@ -309,7 +309,8 @@ def with_splits(found: Found, anew: bool) -> tuple[Found, tuple[str, ...]]:
     """
     examples: list[Example] = []
     drawn: list[str] = []
-    for site in found.sites:
+    few = _too_few(found, anew)
+    for site in [site for site in found.sites if site not in few]:
         own = [replace(one, split="") for one in found.of(site)] if anew else found.of(site)
         _check_apart(site, own, found.patients)
         missing = [split for split in SPLITS[1:] if not any(one.split == split for one in own)]
@@ -321,12 +322,24 @@ def with_splits(found: Found, anew: bool) -> tuple[Found, tuple[str, ...]]:
             for k, split in zip(loose, _drawn(site, [own[k] for k in loose], splits, not found.form.masks)):
                 own[k] = replace(own[k], split=settled.get(patient_key(own[k].patient), split))
         examples += own
-    kept = [site for site in found.sites if site not in drawn]
+    kept = [site for site in found.sites if site not in (*drawn, *few)]
     words: tuple[str, ...] = (
         (f"drawn by {'patient' if found.patients else 'example'} at {some(drawn)}",) if drawn else ()
     )
     words += (f"as they are at {some(kept)}",) if kept else ()
+    words += (f"left out: {some(few)}, fewer patients than splits",) if few else ()
     return replace(found, examples=examples), words
+
+
+def _too_few(found: Found, anew: bool) -> list[str]:
+    """Sites without a patient for each split, where two others or more, and most of all, remain; else none."""
+    few = []
+    for site in found.sites:
+        own = found.of(site)
+        known = {patient_key(one.patient) or f"\0{one.image or number}" for number, one in enumerate(own)}
+        few += [site] if len(known) < len(SPLITS) and (anew or not all(one.split for one in own)) else []
+    rest = len(found.sites) - len(few)
+    return few if rest >= 2 and rest > len(few) else []
 
 
 def patient_key(patient: str) -> str:

@@ -45,7 +45,7 @@ from fairflare.engine.setup.config import RunConfig, evaluation_of
 from fairflare.engine.setup.parts import Parts, build_parts
 from fairflare.engine.site import Site
 from fairflare.functional.calibration import UNCHANGED
-from fairflare.functional.intervals import Array
+from fairflare.functional.intervals import Array, Owners
 from fairflare.functional.recalibration import recalibrated, temperature
 from fairflare.functional.survival import baseline
 from fairflare.inference.loaded_run import Opened, hospitals
@@ -81,14 +81,14 @@ class Refit:
     words: str
 
 
-def cross_fitted(outputs: Array, targets: Ints, patients: Sequence[str], kind: str, seed: int) -> Refit:
+def cross_fitted(outputs: Array, targets: Ints, patients: Owners | None, kind: str, seed: int) -> Refit:
     """Fit to each half of the patients and apply to the other half; UserError where cases or patients are too few.
 
     Two classes: an intercept, or intercept and slope ("slope"), on the logit; more: a temperature.
 
     Args:
         outputs: float64 (N, C), finite logits.
-        patients: (N,) whose cases they are; empty, or "" for one: each such case is a patient of its own.
+        patients: (N,) whose cases they are; None: each is another patient's.
     """
     kind = kind if outputs.shape[1] == 2 else "temperature"
     changed, folds = np.empty_like(outputs), []
@@ -106,7 +106,7 @@ def cross_fitted(outputs: Array, targets: Ints, patients: Sequence[str], kind: s
     return Refit(kind, changed, folds, whole, f"{words}: {said}.")
 
 
-def _halves(targets: Ints, patients: Sequence[str], seed: int) -> list[tuple[Ints, Ints]]:
+def _halves(targets: Ints, patients: Owners | None, seed: int) -> list[tuple[Ints, Ints]]:
     """Two pairs of case numbers, nobody in both of a pair, the classes as even as that allows."""
     from sklearn.model_selection import StratifiedGroupKFold
 
@@ -114,8 +114,7 @@ def _halves(targets: Ints, patients: Sequence[str], seed: int) -> list[tuple[Int
     if n < LEAST or len(np.unique(targets)) < HALVES:
         got = f"{n}" if n < LEAST else f"{n} of one class"
         raise UserError(f"--recalibrate: expected at least {LEAST} labelled cases of more than one class, got {got}")
-    named = list(patients) or [""] * n
-    groups = np.array([f"patient {one}" if one else f"case {k}" for k, one in enumerate(named)])
+    groups = np.arange(n) if patients is None else patients
     if len(np.unique(groups)) < HALVES:
         raise UserError("--recalibrate: expected more than one patient, got one")
     folds = StratifiedGroupKFold(HALVES, shuffle=True, random_state=derive(seed, "recalibration") % 2**32)
@@ -234,10 +233,8 @@ class _Hospital:
     @property
     def remarks(self) -> list[str]:
         """What its data are like that a reader of the figures should know, a line each."""
-        patients = self._data.patients if isinstance(self._data, Labelled) else ()
-        several, n = len(set(patients) - {""}), len(patients)
-        text = f"{n} cases of {several} patients: intervals take every case for a patient and are too narrow"
-        narrow = [text] if 0 < several < n and "" not in patients else []
+        whose = self._data.patients("test")
+        several = [] if whose is None else [f"{len(whose)} cases of {len(np.unique(whose))} patients"]
         inputs, scaling = self._opened.task.table_inputs(), self._opened.scaling
         rows = self._data.table if isinstance(self._data, Labelled) else None
         unlike = of_table(inputs, *rows, scaling) if inputs and rows and scaling else []
@@ -248,7 +245,7 @@ class _Hospital:
             places = {file.name: place for file in seen if (place := geometry_of(file)) is not None}
             means = {file.name: float(as_float(split.example(row)[0]).mean()) for file, row in seen.items()}
             unlike += of_images(images, self._opened.inputs, places, means)
-        return [*(one.text for one in self._findings), *narrow, *unlike]
+        return [*(one.text for one in self._findings), *several, *unlike]
 
     def _site(self) -> Site:
         config, parts, least = self._config, self._parts, self._least
@@ -311,7 +308,8 @@ class _Hospital:
         if list(other.task.classes) != list(self._opened.task.classes):
             raise UserError(f"--own {other.folder.name}: expected the classes of {self._opened.folder.name}")
         data = self._read(other)
-        pair = Pair(self._predicted(self._parts.network, self._data), self._predicted(other.network, data))
+        ours, theirs = self._predicted(self._parts.network, self._data), self._predicted(other.network, data)
+        pair = Pair(ours, theirs, self._data.patients("test"))
         if not torch.equal(pair.federated[1], pair.solo[1]):
             raise UserError(f"--own {other.folder.name}: reads other cases from {self._name} than this run")
         config, task = self._config, self._parts.task
@@ -327,9 +325,9 @@ class _Hospital:
         outputs, targets, members = self._predicted(self._parts.network, self._data, plain)
         if not bool(torch.isfinite(outputs).all()):
             raise UserError("--recalibrate: the model's outputs are not finite")
-        patients = self._data.patients if isinstance(self._data, Labelled) else ()
-        refit = cross_fitted(outputs.numpy(), targets.numpy(), patients, self._asked.recalibrate, self._config.seed)
-        return self._shown(refit, Cases(outputs, targets, members))
+        whose = self._data.patients("test")
+        refit = cross_fitted(outputs.numpy(), targets.numpy(), whose, self._asked.recalibrate, self._config.seed)
+        return self._shown(refit, Cases(outputs, targets, members, whose))
 
     def _shown(self, refit: Refit, cases: Cases) -> Json:
         from scipy.special import log_softmax
@@ -339,7 +337,8 @@ class _Hospital:
             return {}
         changed: Tensor = torch.from_numpy(refit.outputs)
         metrics = finite(task.evaluate(*task.condense(changed, cases.targets)))
-        ends = over_patients((*task.condense(changed, cases.targets), cases.members), task, least, metrics)
+        found = (*task.condense(changed, cases.targets), cases.members)
+        ends = over_patients(found, task, least, metrics, cases.patients)
         kept, none = ends.get(INTERVALS, {}), {"low": None, "high": None}
         site = self._clinical
         numbers = site.after(cases, np.exp(log_softmax(refit.outputs, axis=1)), None) if site is not None else {}

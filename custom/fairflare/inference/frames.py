@@ -39,6 +39,7 @@ def metric_frame(
     *,
     site: Any = None,
     groups: Any = None,
+    patients: Any = None,
     metrics: Sequence[str] = (),
     classes: Sequence[Any] | None = None,
     level: float = LEVEL,
@@ -56,6 +57,7 @@ def metric_frame(
         site: (N,) the site of each case; None: no rows by site.
         groups: (N,) groups, a mapping name -> (N,), or a DataFrame: rows by each of its columns. Cases whose group is
             missing are in none of that column.
+        patients: (N,) whose each case is; intervals are of patients. None: each case is another patient's.
         metrics: names of metrics of classification; by default those that this package reports.
         classes: in the order of ``y_prob``'s columns; by default those of ``y_true``, sorted.
         level: of the intervals, in (0, 1).
@@ -78,11 +80,14 @@ def metric_frame(
     for one in asked:
         known = one.kind == kind.name and one.fits(len(names))
         expected("metrics", known, f"metrics of {kind.name}", one.name)
+    whose = None if patients is None else np.unique(np.asarray(patients).astype(str), return_inverse=True)[1]
+    expected("patients", whose is None or len(whose) == len(truths), f"{len(truths)} values", str(np.shape(patients)))
     rows: list[list[Any]] = []
     for by, labels in _views(site, groups, len(truths)).items():
         for group in in_order({text for text in labels if text}):
             inside = torch.from_numpy(labels == group)
-            own = _Probabilities(cases.outputs[inside], cases.targets[inside], names)
+            owners = None if whose is None else whose[labels == group]
+            own = _Probabilities(cases.outputs[inside], cases.targets[inside], names, patients=owners)
             for one in asked:
                 ends = interval_of(one, own, level)
                 rows.append([by, group, one.name, len(own.targets), value_of(one, own), *(ends or (None, None))])

@@ -25,7 +25,7 @@ from fairflare.engine.hashes import model_hash
 from fairflare.engine.setup.config import RunConfig
 from fairflare.engine.setup.parts import Parts, build_parts
 from fairflare.inference.loaded_run import Opened, fit_network, hospitals, open_run
-from fairflare.inference.monitor import Patient
+from fairflare.inference.monitor import Patient, once
 from fairflare.tasks.external import labelled
 from fairflare.trainers.base import Trainer
 
@@ -248,7 +248,7 @@ def _filled(network: Mix, path: Path, members: Sequence[Member], features: int) 
 
 
 def monitored(folder: Path, data: Path, label: str = "") -> list[Patient]:
-    """Outcome, own risk and mixed risk of everyone in one hospital's labelled ``data``, in their order.
+    """Outcome, own risk and mixed risk of everyone in one hospital's labelled ``data``, in their order; see ``once``.
 
     Patient by patient, so that a risk does not depend, in its last bit, on who else is in the file. ``label``: the
     column with the outcome in a table; empty: the task's.
@@ -263,7 +263,8 @@ def monitored(folder: Path, data: Path, label: str = "") -> list[Patient]:
         raise UserError(f"{name}: {error}") from None
     found_risks = ((batch.targets, mix.risks(batch.inputs)[0]) for batch in cases.fixed("test", 1))
     weights = cast(Tensor, mix.weights)
-    return [(float(int(y) == mix.event), float(risks[0]), float(risks @ weights)) for y, risks in found_risks]
+    rows = [(float(int(y) == mix.event), float(risks[0]), float(risks @ weights)) for y, risks in found_risks]
+    return once(rows, cases.patients("test"))
 
 
 def _members(content: Any) -> list[Member]:

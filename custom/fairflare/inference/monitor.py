@@ -19,10 +19,14 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from fairflare.core.errors import UserError
 from fairflare.core.validation import exact, expected
+from fairflare.data.readers import datalist
 from fairflare.data.readers.tables import MISSING, read_columns
 from fairflare.engine.files import is_there, read_json, save_json
+from fairflare.functional.intervals import Owners
 
 REACHED = 20.0
 PRIOR_CASES, PRIOR_SECOND = 10.0, 0.02
@@ -177,7 +181,7 @@ def counted(patients: Sequence[Patient], state: Path, margin: float | None) -> t
 
 
 def patients_of(table: Path, columns: Sequence[str]) -> list[Patient]:
-    """The table's rows; raises UserError that names column and row of a cell that is no outcome or risk."""
+    """The first row of each of the table's patients; UserError names column and row of a cell that is none."""
     found = read_columns(table)
     for name in columns:
         expected(f"{table.name}", name in found, f"a column {name!r}", list(found)[:8])
@@ -185,7 +189,16 @@ def patients_of(table: Path, columns: Sequence[str]) -> list[Patient]:
         [_number(cell, name, k, whole=not place) for k, cell in enumerate(found[name], 1)]
         for place, name in enumerate(columns)
     )
-    return list(zip(outcomes, own, used, strict=True))
+    return once(list(zip(outcomes, own, used, strict=True)), datalist.patients_of(found))
+
+
+def once(rows: Sequence[Patient], whose: Owners | None) -> list[Patient]:
+    """The first row of each patient: a bet takes those that follow to be new, whatever came before.
+
+    ``whose``: (N,) each row is; None: each is another patient's.
+    """
+    first = range(len(rows)) if whose is None else np.sort(np.unique(whose, return_index=True)[1]).tolist()
+    return [rows[row] for row in first]
 
 
 def _number(cell: str, column: str, row: int, *, whole: bool) -> float:

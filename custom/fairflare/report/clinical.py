@@ -18,7 +18,7 @@ from fairflare.core.types import INTERVALS, TRIVIAL
 from fairflare.engine.benefit import FEDERATED, HIGH, LOW, SOLO
 from fairflare.engine.clinical import BIN, CLINICAL, bins_of
 from fairflare.functional import calibration as maths
-from fairflare.functional.calibration import GRID, Bins
+from fairflare.functional.calibration import GRID, Array, Bins
 from fairflare.functional.recalibration import limited
 from fairflare.report.audit_reader import SUMMARISED, Entry, Trail
 from fairflare.report.fairness import absolute, weighted
@@ -158,6 +158,21 @@ def _curve(bins: Bins | None) -> list[Json]:
     return [{"risk": risk, "share": one.pop("value"), **one} for risk, one in found]
 
 
+def net_benefit(bins: Bins, thresholds: Array) -> tuple[Array, Array, Array]:
+    """Of treating whoever's risk is at least t (Vickers and Elkin 2006); a row is counted as a patient.
+
+    Bin b holds those from thresholds[b] to the next, (B,) in [0, 1). t, TP / n - FP / n * t / (1 - t), and its standard
+    error from the same counts; thresholds of 0 and less than two outcomes are left out.
+    """
+    n = bins.n.sum()
+    treated = np.cumsum(bins.positives[::-1])[::-1], np.cumsum((bins.n - bins.positives)[::-1])[::-1]
+    inside = (thresholds > 0) & (thresholds < 1)
+    t, right, wrong = thresholds[inside], treated[0][inside] / n, treated[1][inside] / n
+    cost = t / (1 - t)
+    mean = right - wrong * cost
+    return t, mean, np.sqrt(np.maximum(right + wrong * cost**2 - mean**2, 0.0) / n)
+
+
 def _decisions(bins: Bins | None, fitted: Numbers) -> list[Json]:
     """Net benefit at the edges of the bins, as they lie after a site's line."""
     if bins is None or len(bins.n) < LEAST_CLASSES:
@@ -170,8 +185,9 @@ def _decisions(bins: Bins | None, fitted: Numbers) -> list[Json]:
         inside = edges > 0  # the line moves every risk but 0
         z = np.log(edges[inside]) - np.log1p(-edges[inside])
         edges[inside] = 1 / (1 + np.exp(-(line[0] + line[1] * limited(z, FAR))))
-    thresholds, values, errors = maths.net_benefit_at(bins, edges)
-    everyone = maths.treat_all(float(bins.positives.sum() / bins.n.sum()), thresholds)
+    thresholds, values, errors = net_benefit(bins, edges)
+    share = float(bins.positives.sum() / bins.n.sum())
+    everyone = share - (1 - share) * thresholds / (1 - thresholds)
     return [
         {"threshold": t, "net_benefit": value, "low": value - maths.Z * se, "high": value + maths.Z * se, "all": of_all}
         for t, value, se, of_all in zip(*(a.tolist() for a in (thresholds, values, errors, everyone)), strict=True)

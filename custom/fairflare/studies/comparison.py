@@ -26,6 +26,7 @@ from fairflare.engine.files import CHECKPOINT, MODEL, read_model, save_json, sav
 from fairflare.engine.setup import tasks
 from fairflare.engine.setup.config import RunConfig, site_of_client
 from fairflare.engine.setup.parts import Parts, build_parts
+from fairflare.functional.intervals import Owners, resamples
 from fairflare.report.compare import PARETO, compare
 from fairflare.report.compare_tables import WHOLE, comparison_tables, main_table
 from fairflare.report.compare_tables import comparison_csv as as_csv
@@ -244,7 +245,8 @@ def _quantities(config: RunConfig, folder: Path, resamples: int, higher: bool, d
     """Each of ``RESAMPLED`` for every resample of the patients, whose seed is ``drawn_by``; nan where undefined."""
     parts = _loaded(config, folder)
     names = site_of_client(config, parts.task)
-    outputs = {name: predicted(parts, config, parts.task.site_data(site)) for name, site in names.items()}
+    data = {name: parts.task.site_data(site) for name, site in names.items()}
+    outputs = {name: (*predicted(parts, config, own), own.patients("test")) for name, own in data.items()}
     found: dict[str, list[float]] = {name: [] for name in RESAMPLED}
     for number in range(resamples):
         values = {site: _score(parts.task, *_redrawn(drawn_by, site, number, *p)) for site, p in outputs.items()}
@@ -253,10 +255,12 @@ def _quantities(config: RunConfig, folder: Path, resamples: int, higher: bool, d
     return found
 
 
-def _redrawn(seed: int, site: str, number: int, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-    """As many of a site's patients, with replacement; the same ones for every method."""
-    rng = np.random.default_rng(derive(seed, "resample", site, number))
-    rows = torch.from_numpy(rng.integers(0, len(targets), len(targets)))
+def _redrawn(
+    seed: int, site: str, number: int, outputs: Tensor, targets: Tensor, patients: Owners | None
+) -> tuple[Tensor, Tensor]:
+    """As many of a site's patients, with replacement and all their rows; the same ones for every method."""
+    counts = next(resamples(len(targets), 1, derive(seed, "resample", site, number), patients))[0]
+    rows = torch.from_numpy(np.repeat(np.arange(len(targets)), counts.astype(np.int64)))
     return outputs[rows], targets[rows]
 
 

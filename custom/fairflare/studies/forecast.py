@@ -13,6 +13,7 @@ import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -26,14 +27,14 @@ from fairflare.engine.setup.config import RunConfig, site_of_client
 from fairflare.engine.setup.parts import build_parts, without_folders
 from fairflare.functional import slopes
 from fairflare.functional.calibration import fitted
-from fairflare.functional.decision import UNCLEAR, Array, own_risks, verdict
+from fairflare.functional.decision import UNCLEAR, Array, Owners, own_risks, verdict
 from fairflare.functional.exchange import LEAST_SITES, rounded
 from fairflare.inference.mix import event_index
 from fairflare.studies.candidates import INTERCEPT
 from fairflare.studies.folders import JOIN
 from fairflare.studies.labels import folder_name, split_method
 from fairflare.tasks.external import labelled
-from fairflare.tasks.folds import LEAST_OF_EACH, everyone, untestable
+from fairflare.tasks.folds import LEAST_OF_EACH, everyone, numbered, untestable
 
 QUESTION, ENDING = "forecast.json", ".forecast.json"
 METHOD = "glm"
@@ -124,12 +125,14 @@ class Calibration(NamedTuple):
         return mean, mean - half, mean + half, float(of.cdf(-mean / sd))
 
 
-def forecasts(known: Patients, others: slopes.Others, weights: Array, rest: Patients | None = None) -> Json:
+def forecasts(
+    known: Patients, others: slopes.Others, weights: Array, rest: Patients | None = None, whose: Owners | None = None
+) -> Json:
     """Candidate -> benefit, low and high before calibration from ``known`` patients of a hospital; with the ``rest`` of
-    them also the benefit realised there. ``weights`` are ``pull_weights``."""
+    them also the benefit realised there. ``weights`` are ``pull_weights``; ``whose``: (n,) the known rows are."""
     x, y = known
     new = np.concatenate([x, rest[0]]) if rest else x
-    own, logits = own_risks(x[:, 1:], y, new[:, 1:])[0], new @ others.centre
+    own, logits = own_risks(x[:, 1:], y, new[:, 1:], whose)[0], new @ others.centre
     of, found = slopes.Slopes.of(slopes.fitted(x, y, others), weights), {}
     for name, by in ((METHOD, 0.0), (METHOD + INTERCEPT, fitted(logits[: len(y)], y).intercept)):
         risks = slopes.sigmoid(logits + by)
@@ -142,15 +145,25 @@ def forecasts(known: Patients, others: slopes.Others, weights: Array, rest: Pati
     return found
 
 
-def calibrated(hospitals: Mapping[str, Patients], federation: Together, deals: int = DEALS) -> dict[str, Calibration]:
-    """Candidate -> its calibration, each hospital taken for one outside; {} where too few have patients enough."""
+def calibrated(
+    hospitals: Mapping[str, Patients],
+    federation: Together,
+    deals: int = DEALS,
+    owners: Mapping[str, Owners | None] = MappingProxyType({}),
+) -> dict[str, Calibration]:
+    """Candidate -> its calibration, each hospital taken for one outside; {} where too few have patients enough.
+
+    ``owners``: whose each row of a hospital is; halves are of patients.
+    """
     rows: dict[str, list[Array]] = {METHOD: [], METHOD + INTERCEPT: []}
     for (name, (x, y)), them in zip(hospitals.items(), federation.others, strict=True):
         rng, each = np.random.default_rng(derive(0, "forecast", name)), []
+        owner = numbered(y.astype(np.int64), whose := owners.get(name))
         for _ in range(deals):
-            half = rng.permutation(len(y)) < len(y) // 2
-            if LEAST_OF_EACH <= y[half].sum() <= half.sum() - LEAST_OF_EACH:
-                each.append(forecasts((x[half], y[half]), them, federation.weights, (x[~half], y[~half])))
+            half = (rng.permutation(owner.max() + 1) < (owner.max() + 1) // 2)[owner]
+            if min(len(np.unique(owner[half & (y == k)])) for k in (0, 1)) >= LEAST_OF_EACH:
+                inside = None if whose is None else owner[half]
+                each.append(forecasts((x[half], y[half]), them, federation.weights, (x[~half], y[~half]), inside))
         for candidate in rows if each else ():
             keys = ("realised", "benefit", "low", "high")
             rows[candidate].append(np.mean([[one[candidate][key] for key in keys] for one in each], axis=0))
@@ -178,12 +191,15 @@ def ask(folder: Path) -> Json:
     config = dataclasses.replace(RunConfig.from_json(described), fold="")
     parts = build_parts(config, at_site=True)
     everybody = {c: everyone(parts.task.site_data(site)) for c, site in site_of_client(config, parts.task).items()}
-    testable = {client: data for client, data in everybody.items() if not untestable(data.labels.numpy())}
+    testable = {
+        client: data for client, data in everybody.items() if not untestable(data.labels.numpy(), data.patients)
+    }
     hospitals = {client: patients(data, event_index(parts)) for client, data in testable.items()}
     if (n := len(hospitals)) < LEAST_SITES:
         raise UserError(f"{folder}: expected at least {LEAST_SITES} hospitals with patients enough, got {n}")
     federation = Together.of(list(hospitals.values()))
-    made = calibrated(hospitals, federation)
+    owners = {client: data.patients for client, data in testable.items()}
+    made = calibrated(hospitals, federation, owners=owners)
     run = {**described, "fold": "", "options": without_folders(described["options"])}
     question = {"run": run, "sites": len(hospitals)}
     question |= {key: getattr(federation, key).tolist() for key in ("centre", "total", "weights")}
@@ -203,15 +219,15 @@ def answer(question: Json, table: Path) -> tuple[Json, Path]:
     except (DataError, ValueError) as error:
         raise UserError(f"{table.name}: {error}") from None
     whole = everyone(data)
-    if why := untestable(whole.labels.numpy()):
+    if why := untestable(whole.labels.numpy(), whole.patients):
         raise UserError(f"{table.name}: {why}")
     known = patients(whole, event_index(parts))
     width, pulls = known[0].shape[1], len(slopes.PULLS)
     cov = np.linalg.inv(_numbers(question, "total", (width, width))).astype(np.float64)
     others = slopes.Others(_numbers(question, "centre", (width,)), cov, question["sites"])
-    each = forecasts(known, others, _numbers(question, "weights", (pulls,)))
+    each = forecasts(known, others, _numbers(question, "weights", (pulls,)), whose=whole.patients)
     told = {name: {key: float(rounded(np.array(one[key]))) for key in sorted(KEYS)} for name, one in each.items()}
-    found = {"n": len(known[1]), "candidates": told}
+    found = {"n": int(numbered(whole.labels.numpy(), whole.patients).max()) + 1, "candidates": told}
     target = table.with_name(table.stem + ENDING)
     save_json(target, found)
     return found, target

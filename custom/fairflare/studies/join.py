@@ -16,10 +16,12 @@ from typing import Any
 
 import numpy as np
 
-from fairflare.core.errors import UserError
+from fairflare.core.errors import DataError, UserError
 from fairflare.core.validation import expected, shown
+from fairflare.data.tensors import Split
 from fairflare.engine import audit
 from fairflare.engine.files import AUDIT, save_json, save_text
+from fairflare.engine.preflight import SMALL
 from fairflare.engine.setup.config import RunConfig, site_of_client
 from fairflare.engine.setup.parts import Parts, build_parts
 from fairflare.functional.decision import TREES, Array, Design, own_model
@@ -37,7 +39,7 @@ from fairflare.studies.labels import folder_name, split_method
 from fairflare.studies.parallel import Workers, budget
 from fairflare.studies.runs import run_once
 from fairflare.studies.study import SHARED, Study, config_of, facts
-from fairflare.tasks.folds import ALL, FEWEST, dealt, everyone, outcomes, untestable
+from fairflare.tasks.folds import ALL, FEWEST, TOO_FEW, dealt, everyone, outcomes, untestable
 
 Json = dict[str, Any]
 SEEDED = "seed"
@@ -193,12 +195,27 @@ def _checked(parts: Parts, question: Question, runs: Mapping[str, RunConfig]) ->
         raise UserError(f"--class-shares: expected a task of two classes, or --event CLASS, got {question.task}")
     if question.event and (plain or question.event not in task.classes):
         raise UserError(f"--event: expected one of {', '.join(task.classes)}, got {shown(question.event)}")
-    one = everyone(task.site_data(next(iter(task.sites()))))  # raises where examples are files
+    one = next(iter(_everybody(parts, {site: site for site in task.sites()})[0].values()), None)
+    if one is None:
+        raise UserError(f"join: {question.task}: expected a hospital with patients enough, got none")
     for label in question.methods:
         made = build_parts(runs[question.name(label, 0, 0)], at_site=True)
         if made.rule.alone or not made.trainer.shares_model:
             raise UserError(f"join: {label}: expected a method with a shared model, or one for each site from all")
     return len(one.inputs.shape) == 2 and not plain
+
+
+def _everybody(parts: Parts, names: Mapping[str, str]) -> tuple[dict[str, Split], dict[str, str]]:
+    """All patients of each site, and why the others have too few to be read; ``names``: of the task's sites."""
+    found, refused = dict[str, Split](), dict[str, str]()
+    for client, site in names.items():
+        try:
+            found[client] = everyone(parts.task.site_data(site))
+        except DataError as error:
+            if error.code not in SMALL:
+                raise
+            refused[client] = TOO_FEW
+    return found, refused
 
 
 def _tested(
@@ -208,11 +225,11 @@ def _tested(
     config = next(iter(runs.values()))
     plain = build_parts(dataclasses.replace(config, fold=""), at_site=True)
     names = site_of_client(config, plain.task)
-    everybody = {client: everyone(plain.task.site_data(site)) for client, site in names.items()}
+    everybody, refused = _everybody(plain, names)
     labels = {client: outcomes(found) for client, found in everybody.items()}
     event = _event(plain, question) if plain.task.kind.has_classes else -1
     reasons = {client: untestable(found, everybody[client].patients) for client, found in labels.items()}
-    refused = {client: why for client, why in reasons.items() if why}
+    refused |= {client: why for client, why in reasons.items() if why}
     risks: dict[str, dict[str, Array]] = {client: {} for client in labels if client not in refused}
     kinds: dict[str, dict[str, int]] = {client: {} for client in risks}
     design = question.design

@@ -6,7 +6,7 @@ from __future__ import annotations
 import typing
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 import torch
@@ -21,7 +21,7 @@ from fairflare.core.validation import hints
 from fairflare.data.inputs import ImageInputs, TableInputs
 from fairflare.data.site_config import SiteConfig
 from fairflare.data.tensors import LABEL, NONE, Grouping, TensorData, as_float, make_grouping, normalised
-from fairflare.functional.intervals import Array
+from fairflare.functional.intervals import Array, Owners
 from fairflare.tasks.kind import Ends, TaskKind, interval_of, resampled, value_of
 from fairflare.tasks.kinds.classes import CLASSES
 
@@ -275,13 +275,15 @@ class Task(ABC):
         """Whether a metric of these cases may leave: what compares classes needs ``least`` of each that is there."""
         return self.kind.enough(self.metric(name), targets, least, self.classes)
 
-    def ends(self, outputs: Tensor, targets: Tensor, least: int, level: float) -> dict[str, Ends]:
-        """Metric -> its value and its interval over the cases, of the metrics that have one here.
+    def ends(
+        self, outputs: Tensor, targets: Tensor, least: int, level: float, patients: Owners | None = None
+    ) -> dict[str, Ends]:
+        """Metric -> its value and its interval over the patients, of the metrics that have one here.
 
         Outputs are condensed, finite and at least 1. ``least``: the fewest cases of every class for an interval of what
-        compares classes; ``level``: in (0, 1), e.g. 0.95.
+        compares classes; ``level``: in (0, 1), e.g. 0.95; ``patients``: as of ``Cases``.
         """
-        cases, found = self.kind.cases(outputs, targets, self.classes), {}
+        cases, found = replace(self.kind.cases(outputs, targets, self.classes), patients=patients), {}
         for metric in map(self.metric, self.metrics):
             if not self.enough(metric.name, targets, least):
                 continue

@@ -14,7 +14,7 @@ from fairflare.core.errors import DataError, MissingData
 from fairflare.core.findings import Finding, merged
 from fairflare.core.types import SiteData
 from fairflare.data.inputs import ImageInputs, Scaling, TableInputs
-from fairflare.data.readers.datalist import read_datalist
+from fairflare.data.readers.datalist import patients_of, read_datalist
 from fairflare.data.readers.files import FileSplit
 from fairflare.data.readers.table_features import check_cells, plain
 from fairflare.data.readers.tables import read_table
@@ -26,20 +26,15 @@ from fairflare.tasks.kinds.own import OwnData
 from fairflare.tasks.kinds.own_images import image_data
 from fairflare.tasks.preflight import finding_of, without_events
 
-PATIENTS = ("patient_id", "patient")
-"""Columns, or keys of a list's entries, that say which patient a case is of."""
-
 
 class Labelled(TensorData):
     """Data of which only the split "test" holds examples.
 
     Attributes:
-        patients: whose they are, "" where nobody says so.
         table: of a table its cells by column, and the numbers of its features before they are scaled.
     """
 
     least = 0
-    patients: Sequence[str] = ()
     table: tuple[Mapping[str, list[str]], np.ndarray] | None = None
 
 
@@ -109,9 +104,8 @@ def _rows(task: Task, table: TableInputs, own: SiteConfig, scaling: Scaling | No
         targets = _classes(task, path.name, label, columns)
     else:
         targets = task.kind.of_cells(path.name, columns, outcome, task.classes)
-    made = _for_testing(task, Split(inputs, targets, attributes))
+    made = _for_testing(task, Split(inputs, targets, attributes, patients_of(columns)))
     made.scaling, made.table = scaling, (columns, numbers)
-    made.patients = next((columns[key] for key in PATIENTS if key in columns), ())
     return made
 
 
@@ -134,11 +128,7 @@ def _files(task: Task, images: ImageInputs, own: SiteConfig) -> TensorData:
     if not items:
         raise DataError("empty_split", f"datalist {Path(own.datalist).name}: expected labelled images, found none")
     mean, std = images.mean, images.std
-    made = image_data({"test": items}, task, images.reader, own=own, mean=mean, std=std, kind=Labelled)
-    assert isinstance(made, Labelled)
-    if any(name in item.attributes for item in items for name in PATIENTS):
-        made.patients = [next((item.attributes[n] for n in PATIENTS if n in item.attributes), "") for item in items]
-    return made
+    return image_data({"test": items}, task, images.reader, own=own, mean=mean, std=std, kind=Labelled)
 
 
 def _joined(task: Task, data: TensorData) -> TensorData:

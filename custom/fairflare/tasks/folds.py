@@ -32,6 +32,7 @@ ALL, NOBODY = "all", (-1, FEWEST, 0)
 """All patients train, and none is tested: a fold that there is not."""
 LEAST_PATIENTS, LEAST_OF_EACH = 30, 5
 """Patients of a site, and of each of two classes or more, below which it trains with all of them and tests none."""
+TOO_FEW = f"too few patients to tell, expected at least {LEAST_PATIENTS}"
 Rows = npt.NDArray[np.int64]
 
 
@@ -82,9 +83,9 @@ def untestable(labels: Rows, patients: Rows | None = None) -> str:
     owner = numbered(labels, patients)
     counts = np.array([len(np.unique(owner[labels == k])) for k in np.unique(labels)])
     if len(np.unique(owner)) < LEAST_PATIENTS:
-        return f"expected at least {LEAST_PATIENTS} patients"
+        return TOO_FEW
     if len(counts) < 2 or counts.min() < LEAST_OF_EACH:
-        return f"expected at least {LEAST_OF_EACH} patients of each class"
+        return f"too few patients to tell, expected at least {LEAST_OF_EACH} of each class"
     return ""
 
 

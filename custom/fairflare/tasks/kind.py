@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -20,7 +20,7 @@ from fairflare.core import metric as registry
 from fairflare.core.errors import UserError
 from fairflare.core.metric import Metric, finite
 from fairflare.core.types import Objective, SiteData, SplitName
-from fairflare.functional.intervals import Array, of_mean, weighted_mean
+from fairflare.functional.intervals import Array, Owners, of_mean, weighted_mean
 from fairflare.privacy.counts import released
 
 if TYPE_CHECKING:
@@ -41,11 +41,13 @@ class Cases:
         outputs: (N, ...).
         targets: (N, ...).
         classes: the task's names of classes, structures or what else a kind calls so.
+        patients: (N,) whose each case is, see ``functional.intervals``; None: each is another patient's.
     """
 
     outputs: Tensor
     targets: Tensor
     classes: tuple[str, ...] = ()
+    patients: Owners | None = field(default=None, kw_only=True)
 
     @property
     def finite(self) -> bool:
@@ -259,7 +261,7 @@ def interval_of(metric: Metric, cases: Cases, level: float) -> tuple[float, floa
         return metric.interval(cases, level)
     if metric.each is None or metric.range != (0.0, 1.0):
         return None
-    return of_mean(metric.each(cases), level)
+    return of_mean(metric.each(cases), level, cases.patients)
 
 
 SPLITS: tuple[SplitName, ...] = ("val", "test")
@@ -318,7 +320,7 @@ def of_classes(x: np.ndarray, y: np.ndarray, n_classes: int) -> Outputs:
     from sklearn.ensemble import HistGradientBoostingClassifier
 
     known = np.unique(y).astype(np.int64)
-    model = _fitted(HistGradientBoostingClassifier(random_state=0), x, y) if len(known) > 1 else None
+    model = grown(HistGradientBoostingClassifier(random_state=0), x, y) if len(known) > 1 else None
 
     def outputs(inputs: Tensor) -> Tensor:
         found = np.full((len(inputs), n_classes), LEAST)
@@ -328,21 +330,7 @@ def of_classes(x: np.ndarray, y: np.ndarray, n_classes: int) -> Outputs:
     return outputs
 
 
-def of_amounts(x: np.ndarray, y: np.ndarray, exposures: np.ndarray | None = None, *, counts: bool = False) -> Outputs:
-    """Inputs -> (N, 1): amounts ``y``, or of counts ``y`` the logarithms of their rates."""
-    from sklearn.ensemble import HistGradientBoostingRegressor
-
-    if not counts:
-        model = _fitted(HistGradientBoostingRegressor(random_state=0), x, y)
-        return lambda inputs: torch.from_numpy(model.predict(inputs.numpy())[:, None]).float()
-    if not y.any():
-        return lambda inputs: torch.full((len(inputs), 1), float(np.log(LEAST)))
-    weights = np.ones(len(y)) if exposures is None else exposures
-    rate = _fitted(HistGradientBoostingRegressor(loss="poisson", random_state=0), x, y / weights, weights)
-    return lambda inputs: torch.from_numpy(np.log(rate.predict(inputs.numpy()).clip(LEAST))[:, None]).float()
-
-
-def _fitted(model: Any, x: np.ndarray, y: np.ndarray, weights: np.ndarray | None = None) -> Any:
+def grown(model: Any, x: np.ndarray, y: np.ndarray, weights: np.ndarray | None = None) -> Any:
     from threadpoolctl import threadpool_limits
 
     with threadpool_limits(1):  # sites share the machine, and one thread adds in one order

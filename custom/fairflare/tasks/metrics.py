@@ -87,23 +87,27 @@ def wins(probabilities: np.ndarray, y: np.ndarray) -> np.ndarray:
 Interval = tuple[float, float]
 
 
+def _right(cases: ClassCases) -> Array:
+    return np.asarray(cases.right > 0.5, dtype=np.float64)
+
+
 def _share_interval(cases: ClassCases, level: float) -> Interval:
     """Of accuracy, whose values are 0 and 1."""
-    right = cases.right > 0.5
-    return intervals.of_share(int(right.sum()), len(right), level)
+    return intervals.of_share(*intervals.effective(_right(cases), cases.patients), level)
 
 
 def _recalls_interval(cases: ClassCases, level: float) -> Interval:
-    present, sizes = np.unique(cases.labels, return_counts=True)
-    hit = [int((cases.right[cases.labels == k] > 0.5).sum()) for k in present]
-    return intervals.of_recalls(hit, sizes.tolist(), level)
+    """A patient of several classes counts in each."""
+    of_each, whose = [cases.labels == k for k in np.unique(cases.labels)], cases.patients
+    each = [intervals.effective(_right(cases)[k], None if whose is None else whose[k]) for k in of_each]
+    return intervals.of_recalls([right for right, _ in each], [n for _, n in each], level)
 
 
 def _auc_interval(cases: ClassCases, level: float) -> Interval | None:
     """Of two classes, where every AUC is the same number."""
     if cases.n_classes != 2 or len(np.unique(cases.labels)) != 2:
         return None
-    return intervals.of_auc(cases.risks, cases.labels == 1, level)
+    return intervals.of_auc(cases.risks, cases.labels == 1, level, cases.patients)
 
 
 ACCURACY = Metric(
@@ -235,7 +239,7 @@ STEPS = grade(
     high=LARGEST_LOSS,
     higher_is_better=False,
     each=distances,
-    interval=lambda cases, level: of_positive_mean(distances(cases), level),
+    interval=lambda cases, level: of_positive_mean(distances(cases), level, cases.patients),
     benefit=True,
     groups=True,
 )

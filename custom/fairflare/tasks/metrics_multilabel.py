@@ -42,7 +42,8 @@ def macro(curve: Curve, cases: LabelCases, counts: Array) -> Array:
 def auc_interval(name: str, cases: LabelCases, level: float) -> tuple[float, float] | None:
     place = cases.classes.index(name)
     known = cases.told[:, place]
-    return of_auc(cases.probabilities[known, place], cases.truth[known, place], level)
+    whose = None if cases.patients is None else cases.patients[known]
+    return of_auc(cases.probabilities[known, place], cases.truth[known, place], level, whose)
 
 
 def per_label(prefix: str, name: str) -> Metric:

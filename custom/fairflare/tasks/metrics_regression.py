@@ -25,7 +25,7 @@ def root_mean_squared_error(cases: AmountCases, counts: Array) -> Array:
 
 
 def _root_interval(cases: AmountCases, level: float) -> tuple[float, float] | None:
-    ends = of_positive_mean(cases.errors**2, level)
+    ends = of_positive_mean(cases.errors**2, level, cases.patients)
     return None if ends is None else (math.sqrt(ends[0]), math.sqrt(ends[1]))
 
 
@@ -66,7 +66,7 @@ MAE = error(
     label="mean absolute error",
     meaning="in the outcome's units; 0 is perfect",
     each=lambda cases: np.abs(cases.errors),
-    interval=lambda cases, level: of_positive_mean(np.abs(cases.errors), level),
+    interval=lambda cases, level: of_positive_mean(np.abs(cases.errors), level, cases.patients),
     benefit=True,
     groups=True,
 )
@@ -97,5 +97,5 @@ DEVIANCE = error(
     label="Poisson deviance",
     meaning="twice the log likelihood that is lost against perfect predictions, per case; 0 is perfect",
     each=lambda cases: cases.deviances,
-    interval=lambda cases, level: of_positive_mean(cases.deviances, level),
+    interval=lambda cases, level: of_positive_mean(cases.deviances, level, cases.patients),
 )

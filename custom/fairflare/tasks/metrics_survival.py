@@ -37,13 +37,15 @@ def _uno(cases: TimeCases, counts: Array) -> Array:
 
 
 def _interval(cases: TimeCases, level: float, *, uno: bool = False) -> tuple[float, float] | None:
-    """Of a concordance, with one degree of freedom less than there are events."""
-    events, once = int(cases.events.sum()), np.ones((1, len(cases.times)))
+    """Of a concordance, with one degree of freedom less than there are patients with an event."""
+    whose, once = cases.patients, np.ones((1, len(cases.times)))
+    events = int(cases.events.sum()) if whose is None else len(np.unique(whose[cases.events == 1]))
     if events < 2:
         return None
     weights = _weights(cases, once) if uno else None
     share = maths.concordance(cases.times, cases.events, cases.risks, once, weights)[0]
-    error = maths.concordance_error(cases.times, cases.events, cases.risks, None if weights is None else weights[0])
+    of_first = None if weights is None else weights[0]
+    error = maths.concordance_error(cases.times, cases.events, cases.risks, of_first, whose)
     return of_pairs(float(share), error, events, level)
 
 

@@ -29,8 +29,6 @@ from fairflare.privacy.differential_privacy import RECORDS_SPENT, Draws, Mechani
 from fairflare.trainers.base import Trainer, make_optimizer
 
 COX = "cox"
-PATIENTS = ("patient_id", "patient")
-"""Attributes that tell whose a record is."""
 SPLITS = ("train", "val", "test")
 
 
@@ -115,11 +113,9 @@ class PrivateTrainer(Trainer):
             UserError: records are not patients, but patients are known.
         """
         budget, training = self._budget(work), work.training
-        attributes: Any = getattr(work.data, "attributes", lambda split: {})
-        for name in PATIENTS:
-            ids = [one for split in SPLITS for one in attributes(split).get(name, ()) if one]
-            if len(set(ids)) < len(ids):
-                raise UserError(f"trainer dp-sgd: expected one record per patient ({name}), got several")
+        whose: Any = getattr(work.data, "patients", lambda split: None)
+        if any(whose(split) is not None and len(np.unique(whose(split))) < len(whose(split)) for split in SPLITS):
+            raise UserError("trainer dp-sgd: a budget protects a row: expected one of each patient, got several")
         n = work.data.size("train") if budget is None else budget.count(work.data.size("train"))
         each = training.steps(n) or training.epochs * -(-n // training.batch_size)
         rate = min(1.0, training.batch_size / n)

@@ -15,6 +15,7 @@ from fairflare.core.errors import DataError, UserError
 from fairflare.core.findings import CODES, Finding, accepted_codes, merged
 from fairflare.data.readers.datalist import Frame, Item, read_datalist
 from fairflare.data.readers.pictures import Reader
+from fairflare.engine.audit import verify
 from fairflare.engine.setup import tasks
 from fairflare.tasks.preflight import between, far_outside
 from own_folder import write_images
@@ -423,22 +424,32 @@ def test_a_site_with_warnings_alone_is_said_to_be_usable(capsys):
     assert capsys.readouterr().out.splitlines()[-1] == "no errors: the data can be used"
 
 
-def test_a_tiny_site_is_named_with_the_flag_that_leaves_it_out(tmp_path, capsys):
+def test_a_tiny_site_is_left_out_where_others_remain_and_else_named_with_the_flag(tmp_path, capsys):
     sites = ["north", "south", "tiny"]
     write_images(tmp_path / "data", masks=False, sites=sites)
     path = tmp_path / "data" / "client_tiny.json"
     lists = json.loads(path.read_text())
     path.write_text(json.dumps({key: found[:1] for key, found in lists.items()}))
     own = [str(tmp_path / "data"), "--kind", "classification", "--classes", "2", "--set", "group_by=none"]
-    with pytest.raises(SystemExit):
+    with pytest.raises(SystemExit) as ended:
         main(["preflight", *own])
-    assert capsys.readouterr().err.endswith("no run can start; without it: --without tiny\n")
+    assert not ended.value.code and "tiny: too few patients: a run leaves them out" in capsys.readouterr().out
+    with pytest.raises(SystemExit) as ended:
+        main(["preflight", *own, "--without", "north"])
+    assert ended.value.code and capsys.readouterr().err.endswith("no run can start; without it: --without tiny\n")
     with pytest.raises(SystemExit):
         main(["preflight", *own, "--without", "tiny"])
     assert "tiny" not in capsys.readouterr().out
     run = ["run", "fedavg", "--datalists", *own, "--rounds", "1", "--no-solo", "--out"]
+    with pytest.raises(SystemExit) as ended:
+        main([*run, str(tmp_path / "by-rule")])
+    assert not ended.value.code, capsys.readouterr().err
+    entries = verify(tmp_path / "by-rule" / "audit.jsonl")
+    left = [entry["rejected"]["tiny"] for entry in entries if "tiny" in entry.get("rejected", {})]
+    assert {entry["event"] for entry in entries if "tiny" in entry.get("rejected", {})} >= {"start", "evaluation"}
+    assert all("too few patients" in str(one) or "few_examples" in str(one) for one in left)
     with pytest.raises(SystemExit):
-        main([*run, str(tmp_path / "refused")])
+        main([*run, str(tmp_path / "refused"), "--without", "north"])
     assert "; left out with --without tiny" in capsys.readouterr().err
     with pytest.raises(SystemExit):
         main([*run, str(tmp_path / "run"), "--without", "tiny"])

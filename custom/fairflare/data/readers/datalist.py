@@ -17,12 +17,13 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from fairflare.core.errors import DataError
 from fairflare.core.validation import shown
@@ -32,6 +33,8 @@ NO_LABEL = "no_label"
 """Code of an entry without a label, which is no mistake."""
 LONGEST_NAMES = 60
 """Characters of the classes' names that a message lists."""
+PATIENTS = ("patient_id", "patient")
+"""Keys of an entry, or columns of a table, that say which patient a case is of; the first that is there counts."""
 FRAME = "frame"
 """Key of an entry that names one slice of a file of several."""
 DECATHLON_TESTS = "test"
@@ -192,6 +195,15 @@ def inside(root: Path, text: Any, where: str, links: bool = False) -> Path:
         gone = " (a symbolic link whose file is gone)" if (home / text).is_symlink() else ""
         raise DataError("missing_file", f"{where}: no such file: {shown(text)}{gone}")
     return path if path.suffix.lower() == named.suffix.lower() else home / text
+
+
+def patients_of(columns: Mapping[str, Sequence[str]]) -> npt.NDArray[np.int64] | None:
+    """int64 (N,) number of each row's patient, a row without one being another's; None: nobody has two rows."""
+    names: Sequence[str] = next((columns[key] for key in PATIENTS if any(columns.get(key, ()))), ())
+    places: dict[tuple[str, int], int] = {}
+    cells = [(cell, -1) if cell else ("", row) for row, cell in enumerate(names)]
+    found = np.array([places.setdefault(cell, len(places)) for cell in cells], dtype=np.int64)
+    return found if len(places) < len(found) else None
 
 
 def attribute_columns(items: Sequence[Item], names: Sequence[str]) -> dict[str, list[str]]:

@@ -12,6 +12,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from threading import Lock
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -61,6 +63,7 @@ class FileSplit:
         cache_rate: share of the examples that stay in memory once read, in [0, 1].
         num_workers: threads that read ahead; 0 reads when asked.
         room: for what stays in memory; the process's by default.
+        patients: as of ``tensors.Split``.
     """
 
     def __init__(
@@ -72,9 +75,10 @@ class FileSplit:
         cache_rate: float = 1.0,
         num_workers: int = 0,
         room: Room | None = None,
+        patients: npt.NDArray[np.int64] | None = None,
     ) -> None:
         self.items, self.reader, self.labels, self.attributes = items, read, labels, attributes
-        self.num_workers = num_workers
+        self.num_workers, self.patients = num_workers, patients
         self._share, self._room = round(cache_rate * len(items)), HERE if room is None else room
         self.seen: dict[int, tuple[bytes, float]] = {}
         """Row -> of an image that ``errors`` has read its digest, b"" where all pixels are alike; the largest share of

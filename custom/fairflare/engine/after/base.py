@@ -60,6 +60,8 @@ class AfterStep(ABC):
 
     partial: ClassVar[tuple[str, ...]] = ()
     """Metrics that only some cases have; their number is sent too."""
+    once: ClassVar[bool] = False
+    """Whether one case of each patient calibrates: a guarantee for new patients needs exchangeable ones."""
 
     by: BY = "site"
     split: CALIBRATION = "val"

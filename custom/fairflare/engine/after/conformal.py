@@ -142,6 +142,7 @@ class Conformal(AfterStep):
     }
 
     partial: ClassVar[tuple[str, ...]] = ("risk",)
+    once: ClassVar[bool] = True
 
     alpha: Level = 0.1
     loss: Literal["auto", "sets", "missed"] = "auto"

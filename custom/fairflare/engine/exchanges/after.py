@@ -56,18 +56,20 @@ class AfterAtSite(SumsAtSite):
         return self.step.terms(self.shape)
 
     def cases(self, site: Site, split: SplitName) -> Cases:
-        return Cases(*site.predict(split, self.step.condense))
+        return Cases(*site.predict(split, self.step.condense), site.patients(split))
 
     def calibrated(self, site: Site) -> dict[str, float]:
         if self.clinical is None:
             return {}
         changes = self.changes(self.cases(site, "test"))
-        found: dict[str, float] = self.clinical.after(Cases(*site.predict("test", plain)), *changes)
+        found: dict[str, float] = self.clinical.after(
+            Cases(*site.predict("test", plain), site.patients("test")), *changes
+        )
         return found
 
     def sums(self, cases_of: CasesOf) -> list[float]:
         """All rows of sums, one after the other; of too few cases zeros."""
-        cases = cases_of(self.step.split)
+        cases = self._calibrating(cases_of)
         rows = [self._row(cases, chosen, free) for chosen, free in self._chosen(cases)]
         return [float(value) for value in np.concatenate(rows)]
 
@@ -76,7 +78,7 @@ class AfterAtSite(SumsAtSite):
         rows = np.asarray(total, dtype=np.float64).reshape(-1, self.step.length(self.shape))
         names = self.step.rows(self.shape)
         shared = {name: dict(self.step.shared(row, self.shape)) for name, row in zip(names, rows, strict=True)}
-        cases = cases_of(self.step.split)
+        cases = self._calibrating(cases_of)
         everyone = np.full(cases.n, cases.finite)
         own, remark = self.step.own(cases, everyone, rows[0], self.shape) if self.step.by == "site" else ({}, "")
         fits = {-1: own}
@@ -93,6 +95,15 @@ class AfterAtSite(SumsAtSite):
             return None, None
         own = self._in_use.get(-1, {}) if self.step.by == "site" else {}
         return self.step.changed(cases, self._in_use, self.shape), self.step.threshold(own)
+
+    def _calibrating(self, cases_of: CasesOf) -> Cases:
+        """The calibration cases; where the step takes one of each patient, one at random."""
+        cases = cases_of(self.step.split)
+        if cases.patients is None or not self.step.once:
+            return cases
+        order = np.random.default_rng(0).permutation(cases.n)
+        rows = np.sort(order[np.unique(cases.patients[order], return_index=True)[1]])
+        return Cases(cases.outputs[rows], cases.targets[rows], cases.members[rows], cases.patients[rows])
 
     def _chosen(self, cases: Cases) -> list[tuple[Chosen, bool]]:
         """For every row of sums: which cases, and whether so many may leave."""

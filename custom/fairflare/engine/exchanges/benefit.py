@@ -73,11 +73,12 @@ class BenefitAtSite:
         site.asked.once("benefit", model)
         federated, alone = site.predict("test"), self.by_itself(site)
         site.network.load_state_dict(self.alone.model)
-        pair, about = Pair(federated, alone.predict("test")), (site.min_count, site.seed, site.name)
+        pair = Pair(federated, alone.predict("test"), site.patients("test"))
+        about = (site.min_count, site.seed, site.name)
         numbers = measured(pair, site.scoring, site.groups, *about)
         if site.data is not None and (answers := self.trees(site.data)) is not None:
             grown = answered(answers, site.data.fixed("test", site.training.batch_size), site.scoring.condense)
-            numbers |= against_trees(federated, grown, site.scoring, *about)
+            numbers |= against_trees(pair, grown, site.scoring, *about)
         return Answer(site=site.name, round=instruction.round.number, benefit=numbers)
 
 

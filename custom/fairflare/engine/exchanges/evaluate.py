@@ -97,5 +97,5 @@ class EvaluateAtSite:
         found["test"] = site.predict("test", both if keeps else None)
         shown = results(found, site.examples, site.scoring, site.groups, site.min_count)
         if shows:
-            shown |= over_patients(found["test"], site.scoring, site.min_count, shown["test"])
-        return shown, Cases(*joined(kept)[:2], members=found["test"][-1]) if keeps else None
+            shown |= over_patients(found["test"], site.scoring, site.min_count, shown["test"], site.patients("test"))
+        return shown, Cases(*joined(kept)[:2], found["test"][-1], site.patients("test")) if keeps else None

@@ -45,7 +45,7 @@ class SumsAtSite(ABC):
 
     def cases(self, site: Site, split: SplitName) -> Cases:
         """The site's cases of a split under the loaded model."""
-        return Cases(*site.predict(split, plain))
+        return Cases(*site.predict(split, plain), site.patients(split))
 
     def calibrated(self, site: Site) -> dict[str, float]:
         """Calibration and decisions after ``adjust``, which may leave in ``Answer.clinical``."""

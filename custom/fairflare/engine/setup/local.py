@@ -34,7 +34,7 @@ from fairflare.engine.hashes import model_hash
 from fairflare.engine.in_process import InProcess, InWorkers
 from fairflare.engine.loop import Observer
 from fairflare.engine.memory import forget
-from fairflare.engine.preflight import inspect_preflight, refusal
+from fairflare.engine.preflight import inspect_preflight, refusal, too_small
 from fairflare.engine.setup.assembly import at_server, build_federation, server_part
 from fairflare.engine.setup.at_site import build_site, new_credentials, of_run
 from fairflare.engine.setup.config import RunConfig, site_of_client
@@ -221,8 +221,8 @@ def step_after(config: RunConfig, folder: Path, ended: Ended) -> dict[str, Any]:
     """
     parts = build_parts(config, at_site=True)
     after = _half(config, parts, "after")
-    with _sites_of(config, folder, parts, ended, f"--set after={config.after}") as (transport, aggregation):
-        own = parts.rule.in_use(ended.model, ended.models, transport.sites())
+    with _sites_of(config, folder, parts, ended, f"--set after={config.after}") as (transport, aggregation, there):
+        own = parts.rule.in_use(ended.model, ended.models, there)
         found, rejections = after.run(EndedRun(transport, aggregation, own, {}, _last(config), ended.declared))
     return {**found, "rejected": by_site(rejections)}
 
@@ -244,8 +244,8 @@ def benefit_after(config: RunConfig, folder: Path, ended: Ended) -> dict[str, An
     if model_hash(parts.model) != ended.first:
         raise UserError("solo: this machine makes another initial model than the run began with; run it with --solo")
     first = {key: value.clone() for key, value in parts.model.items()}
-    with _sites_of(config, folder, parts, ended, "--solo") as (transport, aggregation):
-        training = [site for site in transport.sites() if site != config.leave_out]
+    with _sites_of(config, folder, parts, ended, "--solo") as (transport, aggregation, there):
+        training = [site for site in there if site != config.leave_out]
         own = parts.rule.in_use(ended.model, ended.models, training)
         found, rejections = question.run(EndedRun(transport, aggregation, own, first, _last(config), ended.declared))
     return {**found, "rejected": by_site(rejections)}
@@ -254,8 +254,8 @@ def benefit_after(config: RunConfig, folder: Path, ended: Ended) -> dict[str, An
 @contextlib.contextmanager
 def _sites_of(
     config: RunConfig, folder: Path, parts: Parts, ended: Ended, instead: str
-) -> Iterator[tuple[Transport, Aggregation]]:
-    """The run's sites, which have passed preflight anew and forget afterwards what they were asked."""
+) -> Iterator[tuple[Transport, Aggregation, list[str]]]:
+    """The run's sites, which forget afterwards what they were asked, and those that have passed preflight anew."""
     if parts.has_personal:
         raise UserError(f"{config.method}: keeps personal models at the sites; run it with {instead}")
     parts.task.check_data()
@@ -265,9 +265,10 @@ def _sites_of(
         asked = {site: Instruction("preflight", _last(config), {}) for site in sites.transport.sites()}
         answers = list(sites.transport.exchange(asked))
         statements, refused = inspect_preflight(answers, all_versions(), ended.declared, config.accept)
-        if reason := refusal(statements, refused + aggregation.learn(answers)):
+        small = too_small(statements)
+        if reason := refusal(statements, refused + aggregation.learn(answers), small):
             raise RunFailed(reason)
-        yield sites.transport, aggregation
+        yield sites.transport, aggregation, [site for site in asked if site not in small]
     forget(folder / SITES, asked)
 
 

@@ -36,6 +36,20 @@ LIMIT = 20.0
 """Logarithm of a rate from which on it grows with it linearly: a first step that is too long overflows nothing."""
 
 
+def of_amounts(x: np.ndarray, y: np.ndarray, exposures: np.ndarray | None = None, *, counts: bool = False) -> Answers:
+    """Inputs -> (N, 1): amounts ``y``, or of counts ``y`` the logarithms of their rates."""
+    from sklearn.ensemble import HistGradientBoostingRegressor
+
+    if not counts:
+        model = kind.grown(HistGradientBoostingRegressor(random_state=0), x, y)
+        return lambda inputs: torch.from_numpy(model.predict(inputs.numpy())[:, None]).float()
+    if not y.any():
+        return lambda inputs: torch.full((len(inputs), 1), float(np.log(kind.LEAST)))
+    weights = np.ones(len(y)) if exposures is None else exposures
+    rate = kind.grown(HistGradientBoostingRegressor(loss="poisson", random_state=0), x, y / weights, weights)
+    return lambda inputs: torch.from_numpy(np.log(rate.predict(inputs.numpy()).clip(kind.LEAST))[:, None]).float()
+
+
 @dataclass(frozen=True)
 class AmountCases(Cases):
     """Outputs (N, 1) and targets (N,) in spreads from the mean.
@@ -202,7 +216,7 @@ class Amounts(TaskKind):
         return found and self._grown(*found)
 
     def _grown(self, x: np.ndarray, y: np.ndarray) -> Answers:
-        return kind.of_amounts(x, y)
+        return of_amounts(x, y)
 
 
 @dataclass(frozen=True)
@@ -251,7 +265,7 @@ class Counts(Amounts):
 
     def _grown(self, x: np.ndarray, y: np.ndarray) -> Answers:
         counts, exposures = (y, None) if y.ndim == 1 else (y[:, 0], y[:, 1])
-        return kind.of_amounts(x, counts, exposures, counts=True)
+        return of_amounts(x, counts, exposures, counts=True)
 
 
 @cache

@@ -21,6 +21,7 @@ from torch import Tensor
 from fairflare.core.errors import DataError, FairFlareError, UserError
 from fairflare.core.user_code import check_name, load_object
 from fairflare.core.validation import Names
+from fairflare.data.readers.datalist import PATIENTS, patients_of
 from fairflare.data.readers.files import FileSplit
 from fairflare.data.site_config import SiteConfig
 from fairflare.data.tensors import TensorData
@@ -245,9 +246,9 @@ def built_data(task: Task, function: str, own: SiteConfig) -> TensorData:
     """The data that a user's own ``function`` ("module.name") builds for the site of ``own``, which it is called with.
 
     It returns three data sets: training, validation and test. A data set has a length and gives, for a number, a pair
-    (input, label) or a mapping with the keys "image" (or "input"), "label" and, where the task has them, attributes
-    such as "sex". An input is an array or tensor of floats (C, H, W) or (features,) and goes into the network as it is;
-    a label is a class number or a mask (structures, H, W) of 0 and 1. The training set may transform at random: torch,
+    (input, label) or a mapping with the keys "image" (or "input"), "label" and, where there are some, "patient_id" and
+    attributes such as "sex". An input is an array or tensor of floats (C, H, W) or (features,), taken as it is; a label
+    is a class number or a mask (structures, H, W) of 0 and 1. The training set may transform at random: torch,
     NumPy and ``random`` are seeded before each round. Every example of a task with class labels is read once for its
     class.
 
@@ -274,15 +275,16 @@ def _split(task: Task, function: str, split: str, data: Any, n: int) -> FileSpli
         return _example(task, f"{function}: {split}[{row}]", data[row])[:2]
 
     labels: list[int] = []
-    columns: dict[str, list[str]] = {name: [] for name in task.attributes}
-    for row in range(n) if task.kind.has_classes or columns else ():
+    columns: dict[str, list[str]] = {name: [] for name in (*task.attributes, *PATIENTS)}
+    for row in range(n) if task.kind.has_classes or task.attributes else ():
         _, target, attributes = _example(task, f"{function}: {split}[{row}]", data[row])
         if task.kind.has_classes:
             labels.append(int(target))
         for name, values in columns.items():
             values.append(str(attributes.get(name, "")))
+    whose = patients_of({key: columns.pop(key) for key in PATIENTS})
     # Its transforms may be random, so nothing is kept and one thread reads.
-    return FileSplit(range(n), read, torch.tensor(labels, dtype=torch.int64), columns, cache_rate=0.0)
+    return FileSplit(range(n), read, torch.tensor(labels, dtype=torch.int64), columns, cache_rate=0.0, patients=whose)
 
 
 def _example(task: Task, where: str, found: Any) -> tuple[Tensor, Tensor, Mapping[str, Any]]:

@@ -15,7 +15,7 @@ import torch
 from fairflare.core.errors import UserError
 from fairflare.core.validation import Names
 from fairflare.data.inputs import ImageInputs
-from fairflare.data.readers.datalist import Item, Source, attribute_columns, read_datalist
+from fairflare.data.readers.datalist import PATIENTS, Item, Source, attribute_columns, patients_of, read_datalist
 from fairflare.data.readers.files import FileSplit, Room
 from fairflare.data.readers.pictures import Looked, Reader, looked_at
 from fairflare.data.readers.stored import ends_of
@@ -59,7 +59,8 @@ def image_data(
         chosen = items.get(name, ())
         labels = torch.tensor([item.label for item in chosen] if task.kind.has_classes else [], dtype=torch.int64)
         attributes = attribute_columns(chosen, list(task.attributes))
-        splits[name] = FileSplit(chosen, reader, labels, attributes, own.cache_rate, own.num_workers, room)
+        whose = patients_of(attribute_columns(chosen, PATIENTS))
+        splits[name] = FileSplit(chosen, reader, labels, attributes, own.cache_rate, own.num_workers, room, whose)
     n_classes = task.kind.n_classes(task.classes)
     return kind(**splits, n_classes=n_classes, mean=mean, std=std, augment=augment)
 

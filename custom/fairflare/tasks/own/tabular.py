@@ -20,6 +20,7 @@ from fairflare.core.types import Training
 from fairflare.core.validation import Names, Text, shown, some
 from fairflare.data import table_columns
 from fairflare.data.inputs import Scaling, TableInputs
+from fairflare.data.readers.datalist import PATIENTS, patients_of
 from fairflare.data.readers.table_features import check_cells
 from fairflare.data.readers.tables import MISSING, SUFFIXES, read_table
 from fairflare.data.site_config import SiteConfig
@@ -29,7 +30,7 @@ from fairflare.networks import own as own_network
 from fairflare.tasks.base import OPEN_SPLIT, Preset, expect
 from fairflare.tasks.kinds.own import OwnData, OwnGrades
 
-SPLIT, PATIENT = "split", "patient"
+SPLIT = "split"
 SPLITS = ("train", "val", "test")
 FEWEST = 10
 SEEDS = 2.0**63
@@ -132,7 +133,7 @@ class Tabular(OwnData):
         numbers, plain = prepared.features(table.name, columns)
         scaling = prepared.fixed or scaled_by(numbers[rows["train"]])
         inputs = torch.cat((scaling(numbers), torch.from_numpy(plain)), dim=1)
-        whose = _patients(columns)
+        whose = patients_of(columns)
         splits = {
             name: Split(
                 inputs[index],
@@ -258,7 +259,7 @@ class Tabular(OwnData):
             return _whole(file, columns, {name: np.flatnonzero(np.array(columns[SPLIT]) == name) for name in SPLITS})
         if self.split_by == "row":
             return self._drawn_by_row(columns, n)
-        owner = np.arange(n) if (whose := _patients(columns)) is None else whose
+        owner = np.arange(n) if (whose := patients_of(columns)) is None else whose
         patients = owner.max() + 1
         shuffled = np.random.default_rng(derive(self.data_seed, self.name, n)).permutation(patients)
         n_test = round(self.test_fraction * patients)
@@ -271,7 +272,8 @@ class Tabular(OwnData):
 
         So one row more moves no other row, whatever its patient is.
         """
-        whose, names = columns.get(PATIENT, [""] * n), sorted({*self.named})
+        whose = next((columns[key] for key in PATIENTS if any(columns.get(key, ()))), [""] * n)
+        names = sorted({*self.named})
         cells = (json.dumps([whose[row]] if whose[row] else [columns[name][row] for name in names]) for row in range(n))
         drawn = np.array([derive(self.data_seed, self.name, one) for one in cells], dtype=np.float64) / SEEDS
         test = drawn < self.test_fraction
@@ -289,19 +291,9 @@ class Tabular(OwnData):
         return torch.tensor([place[cell] for cell in cells], dtype=torch.int64)
 
 
-def _patients(columns: Mapping[str, list[str]]) -> np.ndarray | None:
-    """int64 (N,) number of each row's patient, a row without one being another's; None: nobody has two rows."""
-    if PATIENT not in columns:
-        return None
-    cells = [(cell, -1) if cell else ("", row) for row, cell in enumerate(columns[PATIENT])]
-    places: dict[tuple[str, int], int] = {}
-    found = np.array([places.setdefault(cell, len(places)) for cell in cells], dtype=np.int64)
-    return found if len(places) < len(found) else None
-
-
 def _whole(file: str, columns: Mapping[str, list[str]], rows: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     """``rows`` of each split; raises DataError where a patient is in two."""
-    if (whose := _patients(columns)) is not None:
+    if (whose := patients_of(columns)) is not None:
         patients = {name: {*whose[part].tolist()} for name, part in rows.items()}
         for one, other in itertools.combinations(SPLITS, 2):
             if both := patients[one] & patients[other]:
