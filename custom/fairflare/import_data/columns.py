@@ -359,8 +359,9 @@ def _alone(found: Predictors, labels: pd.Series, chosen: Choices) -> dict[str, f
     return areas
 
 
-MOST_TOGETHER, MOST_PAIRS, LEAST_CELL = 200, 60, 20
-"""Columns that are looked at together and in pairs, those first that tell most; rows of a pair's cell, in the mean."""
+MOST_TOGETHER, MOST_PAIRS, LEAST_CELL, MOST_ROWS = 100, 40, 20, 1000
+"""Columns that are looked at together and in pairs, those first that tell most; rows of a pair's cell, in the mean;
+rows that a tree gets."""
 FOLDS, DEPTH, LEAF = 3, 8, 5
 WEIGHT = 0.01
 """Of a column in a tree from which on it is a suspect."""
@@ -378,7 +379,7 @@ def _together(
         free = sorted((name for name in found.features if name not in chosen.keep), key=lambda name: -areas[name])
         area, names = _pair(found, free, hits)
         if area <= ALONE:
-            area, names = _tree(found, free[:MOST_TOGETHER], labels, hits, patients)
+            area, names = _tree(found, free[:MOST_TOGETHER], hits, patients)
         if area <= ALONE or len(names) < 2:
             return
         what = f"{', '.join(names)} together tell the outcome (area under the curve {area:.3f})"
@@ -413,7 +414,7 @@ def _pair(found: Predictors, names: Sequence[str], hits: Sequence[np.ndarray]) -
 
 
 def _tree(
-    found: Predictors, names: Sequence[str], labels: pd.Series, hits: Sequence[np.ndarray], patients: np.ndarray | None
+    found: Predictors, names: Sequence[str], hits: Sequence[np.ndarray], patients: np.ndarray | None
 ) -> tuple[float, list[str]]:
     """The largest area under the curve of a small tree on rows that it has not seen, and the columns that it needs."""
     from sklearn.model_selection import GroupKFold, StratifiedKFold, cross_val_predict
@@ -428,6 +429,10 @@ def _tree(
         known = np.where(cells.empty, np.nan, known)
         columns.append(np.where(np.isnan(known), -1e6, known)[cells.codes].astype(np.float32))
     matrix = np.column_stack(columns)
+    if len(matrix) > MOST_ROWS:
+        kept = np.sort(np.random.default_rng(0).permutation(len(matrix))[:MOST_ROWS])
+        matrix, hits = matrix[kept], [hit[kept] for hit in hits if FEWEST <= hit[kept].sum() <= MOST_ROWS - FEWEST]
+        patients = None if patients is None else patients[kept]
     best: tuple[float, list[str]] = (0.0, [])
     for hit in hits[:MOST_BANDS]:
         tree = DecisionTreeClassifier(max_depth=DEPTH, min_samples_leaf=LEAF, random_state=0)

@@ -36,6 +36,8 @@ MODE, SMALL = 0.15, 200
 TEXT_WORDS = 4
 """Words of a cell, in the mean, from which on a column with more than ``TEXT_VALUES`` values is a free text."""
 TEXT_VALUES = 4
+MANY = 300
+"""Columns above which an id has to be named so: what each determines would take too long."""
 CODED = re.compile(r"[A-Za-z]\d[\w.]*")
 """A code such as V27 or E885."""
 
@@ -64,11 +66,23 @@ class Column:
     @cached_property
     def filled(self) -> np.ndarray:
         """bool (K,): which of the different cells say something."""
-        return ~self.cells.that(is_missing)
+        known = np.isfinite(self.cells.numbers)
+        known[~known] = [not is_missing(text) for text in self.cells.texts[~known]]
+        return known
+
+    @cached_property
+    def different(self) -> int:
+        """How many different cells say something."""
+        return int(self.filled.sum())
 
     @cached_property
     def values(self) -> list[str]:
         return [str(text) for text in self.cells.texts[self.filled]]
+
+    @cached_property
+    def words_of_cells(self) -> list[str]:
+        """The different cells that say something and are no numbers."""
+        return [str(text) for text in self.cells.texts[self.filled & ~np.isfinite(self.cells.numbers)]]
 
     @cached_property
     def rows(self) -> int:
@@ -82,7 +96,7 @@ class Column:
 
     @cached_property
     def is_number(self) -> bool:
-        return len(self.values) > 0 and len(self.numbers) >= 0.9 * len(self.values)
+        return self.different > 0 and len(self.numbers) >= 0.9 * self.different
 
     @cached_property
     def is_whole(self) -> bool:
@@ -90,11 +104,11 @@ class Column:
 
     @cached_property
     def is_date(self) -> bool:
-        return bool(self.values) and sum(map(naming.is_date, self.values)) >= 0.9 * len(self.values)
+        return not self.is_number and sum(map(naming.is_date, self.words_of_cells)) >= 0.9 * max(self.different, 1)
 
     @cached_property
     def is_yes_no(self) -> bool:
-        return len(self.values) <= 2 and {value.lower() for value in self.values} <= naming.YES | naming.NO
+        return 0 < int(self.filled.sum()) <= 2 and {value.lower() for value in self.values} <= naming.YES | naming.NO
 
     @cached_property
     def mode(self) -> float:
@@ -104,7 +118,7 @@ class Column:
     @cached_property
     def is_id(self) -> bool:
         """Whether the cells may be ids: many whole numbers that count nothing, or texts with a digit and no spaces."""
-        if len(self.values) < FEWEST or self.is_date:
+        if self.different < FEWEST or self.is_date:
             return False
         if self.is_number:
             return self.is_whole and not (self.mode > MODE and self.numbers.max() < SMALL)
@@ -114,11 +128,11 @@ class Column:
     @cached_property
     def is_text(self) -> bool:
         """Whether the cells are free text, also where a few sentences repeat."""
-        if self.is_number or self.is_date or len(self.values) < 2:
+        if self.is_number or self.is_date or self.different < 2:
             return False
-        words = sum(len(value.split()) for value in self.values) / len(self.values)
+        words = sum(len(value.split()) for value in self.values) / self.different
         named = bool({*self.words} & {*naming.WORDS["column_text"]})
-        return words >= 2 and named or (words >= TEXT_WORDS and len(self.values) > TEXT_VALUES)
+        return words >= 2 and named or (words >= TEXT_WORDS and self.different > TEXT_VALUES)
 
     def says(self, key: str) -> list[str]:
         """The words of the name that stand in the list ``key``."""
@@ -139,19 +153,28 @@ def as_site(column: Column) -> Evidence:
         points, why = 2, ["its name ends so"]
     if against := [word for word in words if word in naming.WORDS["not_site"]]:
         points, why = points - 4, [*why, f"{against[0]} in its name says something else"]
-    values, named = column.values, [naming.says_site(value) for value in column.values]
-    if sum(named) >= 0.5 * max(len(named), 1) and len(values) > 1 and not column.is_text:
+    texts = column.words_of_cells if len(column.words_of_cells) <= MOST_SITES else []
+    if (
+        sum(map(naming.says_site, texts)) >= 0.5 * max(column.different, 1)
+        and column.different > 1
+        and not column.is_text
+    ):
         points, why = points + 2, [*why, "its cells are names of hospitals"]
-    if any(naming.says_body(value) for value in values):
+    if points > 0 and any(map(naming.says_body, texts)):
         points, why = points - 4, [*why, "its cells are places of the body"]
-    if column.is_yes_no and len(values) == 2 and not column.is_number:
+    if points <= 0:
+        return Evidence(column.name, "site", points, tuple(why))
+    if column.is_yes_no and column.different == 2 and not column.is_number:
         points, why = points - 5, [*why, "it says yes or no"]
     if column.is_date or column.is_text or (column.is_number and not column.is_whole):
         points, why = points - 5, [*why, "its cells are dates, texts or decimals"]
-    if len(values) > max(2, column.rows / 2) or len(values) > MOST_SITES:
+    if column.different > max(2, column.rows / 2) or column.different > MOST_SITES:
         points, why = points - 3, [*why, "nearly every row has another value"]
-    elif len(values) > 1 and points > 0:
-        points, why = points + 1, [*why, f"{len(values)} values with about {column.rows // len(values)} rows each"]
+    elif column.different > 1 and points > 0:
+        points, why = (
+            points + 1,
+            [*why, f"{column.different} values with about {column.rows // column.different} rows each"],
+        )
     return Evidence(column.name, "site", points, tuple(why))
 
 
@@ -162,7 +185,7 @@ class People:
         self.columns, self.taken = columns, {*taken}
         self.sites = pd.factorize(np.asarray(sites, dtype=object))[0]
         self.own = [one for one in self.columns.values() if one.plain in naming.WORDS["column_static"]]
-        self.own = [one for one in self.own if len(one.values) > 1]
+        self.own = [one for one in self.own if one.different > 1]
         self.ages = [one for one in self.columns.values() if one.plain in naming.AGE and one.is_number]
 
         self.patient = ""
@@ -224,12 +247,12 @@ class People:
         elif words & {*NUMBERED} or column.plain.endswith(("id", "nummer", "nr")):
             points, why = 1, ["its name says an id"]
         if column.is_id:
-            points, why = points + 1, [*why, f"{len(column.values)} ids"]
-        elif column.is_text or column.is_date or column.is_yes_no or not column.is_whole or len(column.values) < FEWEST:
+            points, why = points + 1, [*why, f"{column.different} ids"]
+        elif column.is_text or column.is_date or column.is_yes_no or not column.is_whole or column.different < FEWEST:
             points, why = points - 3, [*why, "its cells are no ids"] if not self._are_names(column) else why
         else:
             points, why = points - 4, [*why, "its cells may be counts"]
-        if points > 0:
+        if points > 0 and (len(self.columns) <= MANY or points >= ASK):
             more, text = self.determines(column, self.groups(column))
             if more < 0 and points >= BAR and role == "patient":  # a name that says it stands against few errors
                 self.notes.append(f"{column.name}: {text}: are these the same people?")
@@ -239,7 +262,7 @@ class People:
 
     def _are_names(self, column: Column) -> bool:
         """Whether the cells are names or initials that are repeated by few rows: as good as ids where named so."""
-        return not column.is_number and not column.is_text and len(column.values) >= FEWEST and column.mode < MODE
+        return not column.is_number and not column.is_text and column.different >= FEWEST and column.mode < MODE
 
     def repeats(self, column: Column) -> bool:
         groups = self.groups(column)
@@ -267,7 +290,7 @@ class People:
     def _patient(self, chosen: Choices) -> str:
         sure = [one for one in self.evidence_of if one.role == "patient" and one.points >= BAR]
         # The coarsest, as its rows hold all of a person's; of equals the surest.
-        sure.sort(key=lambda one: (len(self.columns[one.column].values), -one.points))
+        sure.sort(key=lambda one: (self.columns[one.column].different, -one.points))
         apart = [one for one in sure[1:] if not self.within(one.column, sure[0].column)]
         if apart:
             readings = [Reading(str(one), flag("patient", one.column)) for one in (sure[0], *apart)]
@@ -278,7 +301,7 @@ class People:
         repeated = [one.column for one in self.evidence_of if self.repeats(self.columns[one.column])]
         parts = [one.column for one in stays if one.points >= BAR and one.column in repeated]
         if parts:
-            best = min(parts, key=lambda name: len(self.columns[name].values))
+            best = min(parts, key=lambda name: self.columns[name].different)
             self.notes.append(f"{best} numbers parts of a patient's rows, and nothing says who has several of them")
             return best
         for one in self.evidence_of:
@@ -298,8 +321,8 @@ def is_code(column: Column) -> str:
     """Why numbers are codes, which have no order: "" where they are not."""
     if not column.values:
         return ""
-    lettered = [value for value in column.values if CODED.fullmatch(value)]
-    if lettered and len(column.numbers) and len(lettered) + len(column.numbers) >= ALIKE * len(column.values):
+    lettered = [value for value in column.words_of_cells if CODED.fullmatch(value)]
+    if lettered and len(column.numbers) and len(lettered) + len(column.numbers) >= ALIKE * column.different:
         return f"codes such as {lettered[0]} stand among its numbers"
     if named := column.says("column_code"):
         return f"{named[0]} in its name says codes"
@@ -314,8 +337,8 @@ def likely_outcomes(columns: Mapping[str, Column], taken: Sequence[str]) -> list
     points: dict[str, float] = {}
     for place, (name, column) in enumerate(columns.items()):
         score = 3.0 * bool(column.says("says_outcome")) + 2 * (place == len(names) - 1)
-        score += 2 * (len(column.values) == 2) + (2 < len(column.values) <= naming.MOST_GRADES)
-        score -= 5 * (name in taken or column.is_date or column.is_text or len(column.values) < 2)
+        score += 2 * (column.different == 2) + (2 < column.different <= naming.MOST_GRADES)
+        score -= 5 * (name in taken or column.is_date or column.is_text or column.different < 2)
         score -= 3 * (column.plain in (*naming.WORDS["column_static"], *naming.AGE))
         points[name] = score - 2 * (column.is_number and not column.is_whole)
     return sorted(names, key=lambda name: -points[name])
@@ -330,7 +353,7 @@ def sites_by_cells(columns: Mapping[str, Column], chosen: Choices) -> str:
     if chosen.site:
         return "" if chosen.site == "none" else chosen.site
     found = [as_site(one) for one in columns.values()]
-    fits = [one for one in found if one.points >= BAR and len(columns[one.column].values) > 1]
+    fits = [one for one in found if one.points >= BAR and columns[one.column].different > 1]
     if not fits:
         return next((one.column for one in found if one.points >= BAR), "")
     first = max(fits, key=lambda one: one.points)

@@ -155,9 +155,9 @@ def _split_in(stem: str) -> tuple[str, str]:
 
 
 OF_FILES = re.compile(r"image|file|path|scan|picture|bild|datei|png|dicom|mask|img")
-COPIES, UNIQUE, FEW_VALUES = 0.05, 0.9, 10
+COPIES, UNIQUE, FEW_VALUES, COMPARED = 0.05, 0.9, 10, 60
 """Shares of rows that may be exact copies of others, and of different cells from which on ids number rows; different
-cells that some column must have more of."""
+cells that some column must have more of; columns that are compared, those of most different cells."""
 HALF = 0.5
 LIKELY = 3
 """Columns that are named as the outcome's most likely ones."""
@@ -468,9 +468,10 @@ def _check_copies(table: pd.DataFrame, role: _Roles, chosen: Choices) -> None:
     if chosen.patient:
         return
     people = role.people
-    ids = {name for name, one in people.columns.items() if one.is_id and len(one.values) > UNIQUE * one.rows}
-    held = [one.cells.codes for name, one in people.columns.items() if name not in people.ids | ids | {people.patient}]
-    if not held or sum(len(np.unique(codes)) > FEW_VALUES for codes in held) < 1:
+    ids = {name for name, one in people.columns.items() if one.is_id and one.different > UNIQUE * one.rows}
+    free = [one for name, one in people.columns.items() if name not in people.ids | ids | {people.patient}]
+    held = [one.cells.codes for one in sorted(free, key=lambda one: -one.different)[:COMPARED]]
+    if not held or max(len(np.unique(codes)) for codes in held) <= FEW_VALUES:
         return
     rows = pd.DataFrame(dict(enumerate(held))).assign(site=role.sites)
     again = rows.duplicated()
@@ -480,10 +481,8 @@ def _check_copies(table: pd.DataFrame, role: _Roles, chosen: Choices) -> None:
     if again.sum() <= COPIES * len(table) or not any(len(np.unique(codes)) > HALF * (~again).sum() for codes in held):
         return
     text = f"{int(again.sum())} of {len(table)} rows are exact copies of others"
-    ways = f"{flag('patient', 'none')}) where they are other patients"
-    raise UserError(
-        f"init: {text}: leave them out, or name the column that keeps copies together (--patient COLUMN), or ({ways}"
-    )
+    ways = f"(--patient COLUMN), or say that they are other patients ({flag('patient', 'none')})"
+    raise UserError(f"init: {text}: leave them out, or name the column that keeps copies together {ways}")
 
 
 def _folder_of_patients(table: pd.DataFrame) -> str:

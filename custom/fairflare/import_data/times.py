@@ -76,15 +76,18 @@ def _recognised(table: pd.DataFrame, columns: Sequence[str], chosen: Choices, la
 
     With a ``label`` they have to show more: that some who had no event were lost before the events of others.
     """
-    known = {name: table[name][~table[name].map(is_missing)] for name in columns}
     times = [
         name
-        for name, own in known.items()
-        if (naming.bare(name) in naming.WORDS["column_time"] or NAMED.search("_".join(naming.name_words(name))))
-        and pd.to_numeric(own, errors="coerce").notna().all()
-        and own.nunique() > 2
+        for name in columns
+        if naming.bare(name) in naming.WORDS["column_time"] or NAMED.search("_".join(naming.name_words(name)))
     ]
     events = [label] if label else [name for name in columns if naming.bare(name) in naming.WORDS["column_event"]]
+    known = {name: table[name][~table[name].map(is_missing)] for name in {*times, *events} & {*columns}}
+    times = [
+        name
+        for name in times
+        if pd.to_numeric(known[name], errors="coerce").notna().all() and known[name].nunique() > 2
+    ]
     events = [name for name in events if name in known and known[name].nunique() == 2]
     for event in events:
         value = _value_by_words(event, known[event])
