@@ -359,3 +359,24 @@ def nnunet(root):
 add("nnU-Net's structures", nnunet, "", at=".", classes=["liver", "tumour"])
 add("a tiny hospital", lambda root: pd.concat([base(), base(n=1, sites="D").assign(died=1)]), LABEL, sites=4,
     rows=N + 1, says=["D: too few patients"])
+
+# Units and second headers.
+add("two units inside one site", table(crea=lambda r, t: np.where(r.random(len(t)) < 0.4, r.uniform(0.5, 2, len(t)),
+    r.uniform(50, 180, len(t))).round(2)), LABEL, says=["crea: about", "two units"])
+add("degrees of two kinds", table(temp=lambda r, t: np.where(r.random(len(t)) < 0.5, r.uniform(36, 40, len(t)),
+    r.uniform(97, 104, len(t))).round(1)), LABEL, says=["temp: about", "two units"])
+
+
+def with_second_line(line):
+    def make(root):
+        body = base()
+        return pd.concat([pd.DataFrame([line], columns=body.columns), body.astype(object)])
+
+    return make
+
+
+add("a row of units", with_second_line(["", "years", "", "mg/l", "0/1"]), LABEL, rows=N, sites=3,
+    kinds={"age": "number"},
+    classes=["0", "1"], says=["the second line"])
+add("two header rows", with_second_line(["name", "of patient", "f/m", "mg per l", "in hospital"]), LABEL, rows=N,
+    sites=3, classes=["0", "1"], says=["the second line"])

@@ -276,12 +276,33 @@ def unit_notes(name: str, numbers: np.ndarray, sites: Sites) -> list[str]:
     own = [(site, part) for site, part in own if len(part) >= LEAST_ROWS]
     if not own:
         return []
+    if mixed := next((text for site, part in own if (text := _two_units(part, site))), ""):
+        return [f"{name}: {mixed}"]
     low, middle, high = ([_quantile(part, q) for _, part in own] for q in (0.1, 0.5, 0.9))
     if not (max(low) > min(high) or max(middle) > TIMES * min(middle) > 0):
         return []
     least, most = (own[middle.index(end(middle))][0] for end in (min, max))
     text = f"about {min(middle):.4g} at {least} and {max(middle):.4g} at {most}"
     return [f"{name}: {text}: are the units the same?"]
+
+
+LEAST_PART, APART, WIDER = 0.05, 2.0, 3.0
+"""Of numbers in two units: the smaller part's share; ratio of medians; the gap between them by the next largest."""
+
+
+def _two_units(part: np.ndarray, site: str) -> str:
+    """What to say where a site's sorted numbers lie in two heaps, as in two units; "" elsewhere."""
+    part = part[part > 0]
+    if len(part) < 2 * LEAST_ROWS or len(np.unique(part)) <= MOST_BANDS:
+        return ""
+    gaps, edge = np.diff(np.log(part)), max(LEAST_ROWS // 2, int(LEAST_PART * len(part)))
+    inner = gaps[edge - 1 : len(gaps) - edge + 1]
+    k = edge - 1 + int(inner.argmax())
+    low, high = np.median(part[: k + 1]), np.median(part[k + 1 :])
+    if high < APART * low or gaps[k] < WIDER * np.sort(inner)[-2]:
+        return ""
+    n = len(part) - k - 1
+    return f"about {low:.4g} in {k + 1} rows of {site} and {high:.4g} in {n}, none between: two units?"
 
 
 def _quantile(values: np.ndarray, q: float) -> float:

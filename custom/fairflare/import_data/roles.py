@@ -117,12 +117,12 @@ class Column:
 
     @cached_property
     def is_id(self) -> bool:
-        """Whether the cells may be ids: many whole numbers that count nothing, or texts with a digit and no spaces."""
+        """Whether the cells may be ids: many whole numbers that count nothing, or short texts with a digit."""
         if self.different < FEWEST or self.is_date:
             return False
         if self.is_number:
             return self.is_whole and not (self.mode > MODE and self.numbers.max() < SMALL)
-        like = [len(value) <= 64 and " " not in value and any(map(str.isdigit, value)) for value in self.values]
+        like = [len(value) <= 64 and value.count(" ") <= 2 and any(map(str.isdigit, value)) for value in self.values]
         return sum(like) >= 0.9 * len(like)
 
     @cached_property
@@ -160,6 +160,8 @@ def as_site(column: Column) -> Evidence:
         and not column.is_text
     ):
         points, why = points + 2, [*why, "its cells are names of hospitals"]
+    if column.plain in (*naming.WORDS["column_identifier"], *naming.WORDS["column_patient"]):
+        points, why = points - 5, [*why, "its name says a patient"]
     if points > 0 and any(map(naming.says_body, texts)):
         points, why = points - 4, [*why, "its cells are places of the body"]
     if points <= 0:
@@ -336,7 +338,8 @@ def likely_outcomes(columns: Mapping[str, Column], taken: Sequence[str]) -> list
     names = list(columns)
     points: dict[str, float] = {}
     for place, (name, column) in enumerate(columns.items()):
-        score = 3.0 * bool(column.says("says_outcome")) + 2 * (place == len(names) - 1)
+        named = column.says("says_outcome") or column.plain in naming.WORDS["column_event"]
+        score = 3.0 * bool(named) + 2 * (place == len(names) - 1)
         score += 2 * (column.different == 2) + (2 < column.different <= naming.MOST_GRADES)
         score -= 5 * (name in taken or column.is_date or column.is_text or column.different < 2)
         score -= 3 * (column.plain in (*naming.WORDS["column_static"], *naming.AGE))

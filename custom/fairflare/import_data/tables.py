@@ -41,7 +41,6 @@ from fairflare.import_data.proposal import (
 )
 from fairflare.import_data.roles import (
     BAR,
-    Column,
     Evidence,
     People,
     as_site,
@@ -159,6 +158,8 @@ COPIES, UNIQUE, FEW_VALUES, COMPARED = 0.05, 0.9, 10, 60
 """Shares of rows that may be exact copies of others, and of different cells from which on ids number rows; different
 cells that some column must have more of; columns that are compared, those of most different cells."""
 HALF = 0.5
+ROWS, LEAST = 50, 5
+"""Rows that are looked at for a first one that holds units, and the fewest of them."""
 LIKELY = 3
 """Columns that are named as the outcome's most likely ones."""
 
@@ -171,6 +172,29 @@ def examples_in_tables(files: Files, paths: Sequence[Path], chosen: Choices) -> 
             be read in two ways and nobody can be asked.
     """
     table = rows_of(files.root, paths, chosen)
+    if _holds_units(table):
+        shown_row = some([cell for cell in table.iloc[0] if cell][:4])
+        found = _of_rows(files, paths, table.iloc[1:].reset_index(drop=True), chosen)
+        text = f"the second line ({shown_row} ...) holds units or further names, and is no patient"
+        return replace(found, notes=(*found.notes, text))
+    return _of_rows(files, paths, table, chosen)
+
+
+def _holds_units(table: pd.DataFrame) -> bool:
+    """Whether the first row holds words where all others hold numbers, as a row of units or a second header does."""
+    first, rest = table.iloc[0], table.iloc[1 : ROWS + 1]
+    odd = [name for name in table.columns if not name.startswith("@") and not is_missing(first[name])]
+    odd = [name for name in odd if np.isnan(pd.to_numeric(first[name], errors="coerce"))]
+    numbers = [name for name in table.columns if pd.to_numeric(rest[name], errors="coerce").notna().mean() > UNIQUE]
+    return (
+        len(rest) >= LEAST
+        and len(numbers) > 1
+        and 2 * len({*odd} & {*numbers}) > len(numbers)
+        and not any(is_missing(first[name]) is False and name not in odd for name in numbers)
+    )
+
+
+def _of_rows(files: Files, paths: Sequence[Path], table: pd.DataFrame, chosen: Choices) -> Found:
     own = [name for name in table.columns if not name.startswith("@")]
     index = _index(files)
     image = _column_of_files(table, own, index, masks=False)
@@ -219,7 +243,8 @@ def _label(table: pd.DataFrame, columns: Sequence[str], chosen: Choices) -> str:
     label = _role("label", table, columns, chosen)
     if not label:
         flags = "--time COLUMN --event COLUMN say" if chosen.kind == "survival" else "--label COLUMN says"
-        ordered = likely_outcomes(columns_of(table, columns), ())
+        known = columns_of(table, columns)
+        ordered = likely_outcomes(known, [name for name, one in known.items() if as_site(one).points >= BAR])
         ways = ", ".join(f"({flag('label', name)})" for name in ordered[:LIKELY])
         text = f"the table has: {some(ordered, 12)}"
         raise UserError(f"init: {flags} which is the outcome; {text}; most likely {ways}")
@@ -582,7 +607,8 @@ def _with_rows(
 def _card(role: _Roles, found: read.Predictors) -> tuple[Evidence, ...]:
     """What was read of each column that is no plain number, category or date, and why."""
     known = role.people
-    site = (as_site(Column(role.site, pd.Series(role.sites, dtype=object))),) if role.site else ()
+    site: tuple[Evidence, ...] = (as_site(known.columns[role.site]),) if role.site else ()
+    site = tuple(one if one.points >= BAR else replace(one, reasons=("--site says it",)) for one in site)
     codes = (Evidence(name, "code", BAR, (why,)) for name, why in found.codes.items())
     return (*site, *known.evidence_of, *codes)
 
