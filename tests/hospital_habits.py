@@ -169,8 +169,8 @@ def signs_in_few_cells(root):
 
 
 def codes_that_begin_with_zero(root):
-    write(root, cohort().assign(plz=["01067", "10115", "80331", "04109"] * 30))
-    return ("plz: cells such as '01067' begin with 0", "--categories plz", "--keep plz")
+    write(root, cohort().assign(kreis=["01067", "10115", "80331", "04109"] * 30))
+    return ("kreis: cells such as '01067' begin with 0", "--categories kreis", "--keep kreis")
 
 
 def ages_that_are_none(root):

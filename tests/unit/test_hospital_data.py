@@ -261,9 +261,9 @@ def test_a_column_called_censored_is_no_event_by_itself(name, tmp_path):
     chosen = Choices(time="days", event=name, horizons="60")
     with pytest.raises(UserError, match="its name may say that 1 is no event"):
         look(tmp_path, chosen)
-    assert look(tmp_path, replace(chosen, keep=(name,))).found.kind == "survival"
+    assert look(tmp_path, replace(chosen, event_value=("1",))).found.kind == "survival"
     with pytest.raises(UserError, match="in the unit of days: 119 at most, got 365"):
-        look(tmp_path, replace(chosen, keep=(name,), horizons="60,365"))
+        look(tmp_path, replace(chosen, event_value=("1",), horizons="60,365"))
 
 
 def test_an_outcome_s_numbers_are_checked_as_a_predictor_s(tmp_path):

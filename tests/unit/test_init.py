@@ -297,7 +297,10 @@ BAD = {
         "5 files hold up to 8 slices, e.g. images/0.nii.gz: expected 2D images; --slices 1",
     ),
     "smeared": (smeared, "at most 8 whole pixel values beside 0, got 255.*masks kept as JPEG lose their values"),
-    "no outcome": (no_outcome, "init: --label COLUMN says which is the outcome; the table has: age, score"),
+    "no outcome": (
+        no_outcome,
+        "init: --label COLUMN says which is the outcome; the table has: score, age; most likely .--label score.",
+    ),
     "many labels": (
         many_labels,
         "outcome: expected classes, got 80 different numbers from 0 to 11.2857: either they are an amount",

@@ -46,7 +46,9 @@ def test_a_remedy_of_init_works_as_it_is_printed(tmp_path, capsys):
         assert code == 0, err
     code, _, _ = call(capsys, "init", tmp_path / "my table.csv", "--yes", *pasted(remedy), "--leave-out", "stage")
     assert code == 0 and "stage" not in (tmp_path / "fairflare" / "dataset.json").read_text()
-    code, _, err = call(capsys, "preflight", tmp_path / "my table.csv")
+    assert call(capsys, "preflight", tmp_path / "my table.csv")[:2] == call(capsys, "preflight", tmp_path)[:2]
+    (tmp_path / "other").mkdir()
+    table.to_csv(tmp_path / "other" / "new.csv", index=False)
+    code, _, err = call(capsys, "preflight", tmp_path / "other" / "new.csv")
     command = re.search(r"`(.*)`", err)[1]
-    assert code == 2 and shlex.split(command) == ["fairflare", "preflight", str(tmp_path)]
-    assert call(capsys, *pasted(command)[1:])[0] == 0
+    assert code == 2 and shlex.split(command) == ["fairflare", "init", str(tmp_path / "other" / "new.csv")]

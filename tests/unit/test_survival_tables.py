@@ -219,8 +219,8 @@ def test_what_may_be_a_time_is_asked(tmp_path):
     write(folder / "North.csv", rows_of(0), columns)
     expected = "time and status may be a time to an event: either time is the time of the event "
     refused(expected + r"\(--time time --event status --horizons", folder)
-    found = seen(folder, label="status")
-    assert found.kind == "tabular"
+    refused(r"status is a class \(--label status --kind tabular\)", folder, label="status")
+    assert seen(folder, label="status", kind="tabular").kind == "tabular"
     assert seen(folder, time="time", event="status", horizons="12,24").options["horizons"] == "12,24"
     refused("--horizons: expected the times until which survival is asked for", folder, time="time", event="status")
     refused("--event: expected a column among .*, got none", folder, time="time", horizons="12")
@@ -231,7 +231,7 @@ def test_what_is_no_time_is_refused_in_one_line(tmp_path):
     for column, cell, match in (
         (3, "-4", "init: South: days: expected a time of at least 0, got '-4'"),
         (3, "soon", "init: South: days: expected a time of at least 0, got 'soon'"),
-        (4, "2", r"init: South: dead: expected 1 \(an event\) or 0 \(none until then\), got '?0"),
+        (4, "2", r"init: dead: holds 0, 1, 2: either 2 is an event \(--event-value 2\)"),
     ):
         rows = rows_of(1)
         rows[5][column] = cell

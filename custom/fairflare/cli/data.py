@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from fairflare.studies.display import Counter
 
 LEVEL = "LEVEL"
-LISTS = ("classes", "groups", "categories", "leave_out", "keep", "without", "missing")
+LISTS = ("classes", "groups", "categories", "leave_out", "keep", "without", "missing", "event_value")
 FEW = 3
 """Sites with errors that are named with the flags that leave them out."""
 
@@ -44,8 +44,12 @@ FEW = 3
 )
 @click.option("--exposure", default="", metavar="COLUMN", help="Of a count: the column that it grows with.")
 @click.option("--since", default="", metavar="COLUMN", help="The column of dates that other dates are counted from.")
-@click.option("--time", default="", metavar="COLUMN", help="The column of times to an event, or to the end.")
-@click.option("--event", default="", metavar="COLUMN", help="The column that says 1 where there was an event, else 0.")
+@click.option(
+    "--time", default="", metavar="COLUMN", help="Times or, with --since, dates of an event or of the end; A,B."
+)
+@click.option("--event", default="", metavar="COLUMN", help="The column that says whether there was an event.")
+@click.option("--event-value", multiple=True, metavar="A,B", help="Its cells that say so; 1 or a word such as dead.")
+@click.option("--until", default="", metavar="DATE", help="The last day of observation, where no date is no event.")
 @click.option("--horizons", default="", metavar="T,T", help="Until when survival is asked for: one time, or several.")
 @click.option("--slices", type=click.IntRange(1, 1000), metavar="N", help="Take every Nth slice of volumes.")
 @click.option("--window", default="", metavar="C,W", help="Centre and width of the grey values; file: each file's own.")
@@ -127,9 +131,9 @@ def preflight(
 ) -> None:
     """Look for what is wrong with the data at PATH; exit code 1 when a run would be refused.
 
-    PATH is a site's configuration file, a folder of such files, or the folder of all sites that `fairflare init` has
-    seen. One line per site and kind of problem. Run it at the hospital: its lines may name files. With --json it prints
-    what may leave a site: no counts but the bands they lie in.
+    PATH is a site's configuration file, a folder of such files, or the folder or table that `fairflare init` has seen.
+    One line per site and kind of problem. Run it at the hospital: its lines may name files. With --json it prints what
+    may leave a site: no counts but the bands they lie in.
     """
     from fairflare.core.findings import accepted_codes
     from fairflare.core.validation import some
@@ -142,7 +146,11 @@ def preflight(
     asked["values"] = options.own_names(values, "task", "run")
     with Counter("looking at the data") as counter:
         from fairflare.cli.preflight import Question, check, leaving
+        from fairflare.data.readers.tables import SUFFIXES
+        from fairflare.tasks.kinds.own import INSIDE
 
+        if path.suffix.lower() in SUFFIXES and (path.parent / INSIDE).is_dir():  # what `init` has made of the table
+            path = path.parent
         found = check(path, Question(**asked), counter.saw)
     if as_json:
         shown: dict[str, Any] = {site: leaving(path, site, one) for site, one in found.items()}

@@ -38,7 +38,7 @@ from fairflare.engine.setup.method_defaults import default_parts
 from fairflare.engine.setup.plans import FORMAT, Plan, plan_for, plan_of, read_fingerprint
 from fairflare.tasks.base import Task
 from fairflare.tasks.fingerprint import Fingerprint, file_name, fingerprint
-from fairflare.tasks.kinds.own import INSIDE, OwnData, folder_of_lists, read_description
+from fairflare.tasks.kinds.own import OwnData, folder_of_lists, read_description
 from fairflare.tasks.preflight import between, numbers_of, preflight
 
 CONFIGURATIONS = (".yaml", ".yml")
@@ -74,9 +74,8 @@ def check(path: Path, asked: Question, tell: Tell = lambda part, done, total: No
     ``path`` is a site's configuration, a folder of configurations, or the folder of all sites' data and lists.
     """
     if path.suffix.lower() in SUFFIXES:
-        seen = (path.parent / INSIDE).is_dir()
-        command = shlex.join(["fairflare", *(("preflight", str(path.parent)) if seen else ("init", str(path)))])
-        raise UserError(f"preflight: {path.name} is a table: `{command}` looks at {'its folder' if seen else 'it'}")
+        command = shlex.join(["fairflare", "init", str(path)])
+        raise UserError(f"preflight: {path.name} is a table: `{command}` looks at it first")
     if not path.is_dir():
         return {asked.site or named_in(path): check_site(path, asked, tell)}
     if asked.site is not None:

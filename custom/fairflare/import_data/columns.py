@@ -17,8 +17,8 @@ from fairflare.core.validation import flag, in_order, shown, some
 from fairflare.import_data import labels as naming
 from fairflare.import_data.cells import Cells, Sites
 from fairflare.import_data.proposal import Choices, Reading, class_names, is_missing
+from fairflare.import_data.roles import ASK, Column, People, as_site, is_code
 from fairflare.tasks.forms import FORMS
-from fairflare.tasks.own.survival import ends_of
 
 MOSTLY = 0.9
 """Share of a column's cells that are numbers (or dates) from which on the others count as missing."""
@@ -62,6 +62,7 @@ class Predictors:
         specs: predictor -> how it is read, see ``tasks.own.tabular``; plain numbers have none.
         notes: what was left out and why, a line each.
         suspects: predictors that may follow from the outcome, a line each.
+        codes: columns of numbers that are read as categories, and why.
     """
 
     cells: dict[str, Cells] = field(default_factory=dict)
@@ -69,10 +70,11 @@ class Predictors:
     specs: dict[str, dict[str, Any]] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     suspects: list[str] = field(default_factory=list)
+    codes: dict[str, str] = field(default_factory=dict)
 
 
 def predictors(
-    table: pd.DataFrame, labels: pd.Series, taken: Sequence[str], sites: pd.Series, chosen: Choices
+    table: pd.DataFrame, labels: pd.Series, taken: Sequence[str], sites: pd.Series, chosen: Choices, read: People
 ) -> Predictors:
     """What every column but the ``taken`` ones is.
 
@@ -80,6 +82,7 @@ def predictors(
         table: text cells, stripped.
         taken: columns with another role.
         sites: of each row: a column that numbers the rows of each site is no predictor.
+        read: the table's columns, and which of them are ids or places.
 
     Raises:
         UserError: nothing is left, a name of ``chosen`` is not there, or a column alone tells the outcome and nobody
@@ -91,21 +94,25 @@ def predictors(
     for name in table.columns:
         if name in taken or name in chosen.leave_out or name == chosen.since:
             continue
-        if naming.known_after(name) and name not in chosen.keep:
+        if naming.known_after(name, list(table.columns)) and name not in chosen.keep:
             text = f"left out ({flag('keep', name)} takes it)"
             found.suspects.append(f"{name}: its name says that it is known only after the outcome; {text}")
             continue
-        cells = Cells.of(table[name])
+        if name in read.ids and name not in (*chosen.keep, *chosen.categories):
+            left.setdefault("which hold ids of patients or of their stays (--keep COLUMN takes one)", []).append(name)
+            continue
+        cells = read.columns[name].cells
         known = cells.empty | ~np.isnan(cells.numbers)
         known[~known] = [not is_missing(text) for text in cells.texts[~known]]
-        _add(found, name, cells.where(known), of_sites, chosen, left)
+        _add(found, read.columns[name], cells.where(known), of_sites, chosen, left)
     for name in found.features:  # so that the model reads them so in another table, too
         codes = [one.removeprefix(f"{name}=") for one in chosen.missing if "=" not in one or one.startswith(f"{name}=")]
         if codes:
             found.specs.setdefault(name, {"kind": "number"})["codes"] = list(dict.fromkeys(codes))
     for why, names in left.items():
         found.notes.append(f"columns left out, {why}: {some(names, 8)}")
-    _alone(found, labels, chosen)
+    areas = _alone(found, labels, chosen)
+    _together(found, labels, areas, read.groups(read.columns[read.patient]) if read.patient else None, chosen)
     if chosen.since and any(spec["kind"] == "days" for spec in found.specs.values()):
         days = naming.of_sites(table[chosen.since], sites)
         if days is None or not (days != "").any():
@@ -125,7 +132,10 @@ def _check_names(table: pd.DataFrame, chosen: Choices) -> None:
             raise UserError(f"--{key.replace('_', '-')}: expected a column among {known}, got {shown(lost[0])}")
 
 
-def _add(found: Predictors, name: str, cells: Cells, sites: Sites, chosen: Choices, left: dict[str, list[str]]) -> None:
+def _add(
+    found: Predictors, column: Column, cells: Cells, sites: Sites, chosen: Choices, left: dict[str, list[str]]
+) -> None:
+    name = column.name
 
     def leave(why: str) -> None:
         left.setdefault(why, []).append(name)
@@ -135,15 +145,17 @@ def _add(found: Predictors, name: str, cells: Cells, sites: Sites, chosen: Choic
         return leave("which hold one value or none")
     if sites.told_by(cells) and name not in chosen.keep:
         return leave("which have one value at each site and so tell the site (--keep COLUMN takes one)")
-    if _is_place(name):
-        return leave("which name or number the hospital")
+    if as_site(column).points >= ASK and name not in (*chosen.keep, *chosen.categories):
+        return leave("which name or number the hospital (--keep COLUMN takes one)")
     numeric = ~np.isnan(cells.numbers)
     spec: dict[str, Any] = {"kind": "number"}
     as_numbers = name not in chosen.categories and cells.share(numeric) >= MOSTLY
     if as_numbers and _is_id(name, cells, sites):
         return leave("which number the rows")
-    if as_numbers and _are_codes(name, cells.texts[numeric], chosen):
+    code = is_code(column) if as_numbers and name not in chosen.keep else ""
+    if as_numbers and (code or _are_codes(name, cells.texts[numeric], chosen)):
         as_numbers, chosen = False, replace(chosen, categories=(*chosen.categories, name))
+        found.codes[name] = code or "its numbers begin with 0"
     if as_numbers:
         odd = ~numeric & ~cells.empty
         odd[odd] = [text.lower() != NONE for text in cells.texts[odd]]
@@ -176,7 +188,11 @@ def _add(found: Predictors, name: str, cells: Cells, sites: Sites, chosen: Choic
             text = f"{shown(twins[0])} and {shown(twins[1])} differ by upper and lower case alone"
             raise UserError(f"init: {name}: {text}: expected one spelling ({flag('leave-out', name)} leaves it out)")
         counts, n = cells.counts[~cells.empty], cells.rows(~cells.empty)
-        if len(values) > UNIQUE * n or (counts * [len(value) for value in values]).sum() / n > 60:
+        if (
+            len(values) > UNIQUE * n
+            or (column.is_text and name not in chosen.categories)
+            or (counts * [len(value) for value in values]).sum() / n > 60
+        ):
             return leave("which are names or free text")
         often = np.argsort(-counts, kind="stable")[:MOST_LEVELS]
         often = often[counts[often] >= LEAST_ROWS]
@@ -260,12 +276,33 @@ def unit_notes(name: str, numbers: np.ndarray, sites: Sites) -> list[str]:
     own = [(site, part) for site, part in own if len(part) >= LEAST_ROWS]
     if not own:
         return []
+    if mixed := next((text for site, part in own if (text := _two_units(part, site))), ""):
+        return [f"{name}: {mixed}"]
     low, middle, high = ([_quantile(part, q) for _, part in own] for q in (0.1, 0.5, 0.9))
     if not (max(low) > min(high) or max(middle) > TIMES * min(middle) > 0):
         return []
     least, most = (own[middle.index(end(middle))][0] for end in (min, max))
     text = f"about {min(middle):.4g} at {least} and {max(middle):.4g} at {most}"
     return [f"{name}: {text}: are the units the same?"]
+
+
+LEAST_PART, APART, WIDER = 0.05, 2.0, 3.0
+"""Of numbers in two units: the smaller part's share; ratio of medians; the gap between them by the next largest."""
+
+
+def _two_units(part: np.ndarray, site: str) -> str:
+    """What to say where a site's sorted numbers lie in two heaps, as in two units; "" elsewhere."""
+    part = part[part > 0]
+    if len(part) < 2 * LEAST_ROWS or len(np.unique(part)) <= MOST_BANDS:
+        return ""
+    gaps, edge = np.diff(np.log(part)), max(LEAST_ROWS // 2, int(LEAST_PART * len(part)))
+    inner = gaps[edge - 1 : len(gaps) - edge + 1]
+    k = edge - 1 + int(inner.argmax())
+    low, high = np.median(part[: k + 1]), np.median(part[k + 1 :])
+    if high < APART * low or gaps[k] < WIDER * np.sort(inner)[-2]:
+        return ""
+    n = len(part) - k - 1
+    return f"about {low:.4g} in {k + 1} rows of {site} and {high:.4g} in {n}, none between: two units?"
 
 
 def _quantile(values: np.ndarray, q: float) -> float:
@@ -306,13 +343,6 @@ def _check_units(name: str, cells: Cells, chosen: Choices) -> None:
         raise UserError(f"init: {name}: {text}: expected plain numbers ({ways})")
 
 
-def _is_place(name: str) -> bool:
-    plain = naming.bare(name)
-    words = ("hospital", "hosp", "centre", "center", "site", "clinic", "institution", "facility", "zentrum", "klinik")
-    ends = ("", "id", "num", "no", "nr", "number", "code", "name")
-    return any((plain.startswith(word) and plain.removeprefix(word) in ends) or plain.endswith(word) for word in words)
-
-
 def _is_id(name: str, cells: Cells, sites: Sites) -> bool:
     """Whether a column numbers the rows: called an id, or empty as pandas writes its index."""
     plain = naming.bare(name)
@@ -321,9 +351,9 @@ def _is_id(name: str, cells: Cells, sites: Sites) -> bool:
     return all(len(np.unique(own)) == len(own) for _, own in sites.parts(cells.codes))
 
 
-def _alone(found: Predictors, labels: pd.Series, chosen: Choices) -> None:
-    """Ask about predictors that alone tell the outcome; the numbers' areas under the curve, best class against rest."""
-    hits = _hits(labels)
+def _alone(found: Predictors, labels: pd.Series, chosen: Choices) -> dict[str, float]:
+    """Ask about predictors that alone tell the outcome; the areas under the curve, best class against rest."""
+    hits, areas = _hits(labels), {}
     for name in list(found.features):
         cells, kind = found.cells[name], found.specs.get(name, {"kind": "number"})["kind"]
         area = _area(cells.empty, cells, hits)
@@ -335,6 +365,7 @@ def _alone(found: Predictors, labels: pd.Series, chosen: Choices) -> None:
             area = max(area, _area((days - days.min()).dt.days.fillna(0).to_numpy(), cells, hits))
         else:
             area = max(area, _of_rates(cells, hits))
+        areas[name] = area
         if area > ALONE and name not in chosen.keep:
             what = f"{name} alone tells the outcome (area under the curve {area:.3f})"
             readings = [
@@ -346,6 +377,97 @@ def _alone(found: Predictors, labels: pd.Series, chosen: Choices) -> None:
             if out:
                 found.features.remove(name)
                 found.specs.pop(name, None)
+    return areas
+
+
+MOST_TOGETHER, MOST_PAIRS, LEAST_CELL, MOST_ROWS = 100, 40, 20, 1000
+"""Columns that are looked at together and in pairs, those first that tell most; rows of a pair's cell, in the mean;
+rows that a tree gets."""
+FOLDS, DEPTH, LEAF = 3, 8, 5
+WEIGHT = 0.01
+"""Of a column in a tree from which on it is a suspect."""
+
+
+def _together(
+    found: Predictors, labels: pd.Series, areas: Mapping[str, float], patients: np.ndarray | None, chosen: Choices
+) -> None:
+    """Ask about predictors that together tell the outcome: a pair of few values, or the columns of a small tree.
+
+    ``patients``: int (N,), whose rows stay in one fold; None: every row is another's.
+    """
+    hits = _hits(labels)
+    while True:
+        free = sorted((name for name in found.features if name not in chosen.keep), key=lambda name: -areas[name])
+        area, names = _pair(found, free, hits)
+        if area <= ALONE:
+            area, names = _tree(found, free[:MOST_TOGETHER], hits, patients)
+        if area <= ALONE or len(names) < 2:
+            return
+        what = f"{', '.join(names)} together tell the outcome (area under the curve {area:.3f})"
+        readings = [
+            Reading("they are known before the outcome", flag("keep", *names)),
+            Reading("they follow from the outcome, or are other outcomes", flag("leave-out", *names)),
+        ]
+        out = chosen.ask(what, readings)
+        found.suspects.append(f"{what}; {'left out' if out else 'kept'}")
+        if not out:
+            return
+        found.features = [name for name in found.features if name not in names]
+        found.specs = {name: spec for name, spec in found.specs.items() if name in found.features}
+
+
+def _pair(found: Predictors, names: Sequence[str], hits: Sequence[np.ndarray]) -> tuple[float, list[str]]:
+    """The largest area of a class's share among the rows with the same two cells, and the two columns."""
+    few = [name for name in names if len(found.cells[name].texts) <= MOST_BANDS][:MOST_PAIRS]
+    best: tuple[float, list[str]] = (0.0, [])
+    for k, one in enumerate(few):
+        for other in few[k + 1 :]:
+            a, b = found.cells[one], found.cells[other]
+            codes = a.codes * len(b.texts) + b.codes
+            if len(codes) < LEAST_CELL * len(a.texts) * len(b.texts):
+                continue
+            texts = np.arange(len(a.texts) * len(b.texts)).astype(object)
+            both = Cells(codes, texts)
+            shares = [np.bincount(codes[hit], minlength=len(texts)) / np.maximum(both.counts, 1) for hit in hits]
+            area = max((_area(share, both, [hit]) for share, hit in zip(shares, hits, strict=True)), default=0.0)
+            best = max(best, (area, [one, other]))
+    return best
+
+
+def _tree(
+    found: Predictors, names: Sequence[str], hits: Sequence[np.ndarray], patients: np.ndarray | None
+) -> tuple[float, list[str]]:
+    """The largest area under the curve of a small tree on rows that it has not seen, and the columns that it needs."""
+    from sklearn.model_selection import GroupKFold, StratifiedKFold, cross_val_predict
+    from sklearn.tree import DecisionTreeClassifier
+
+    if len(names) < 2 or not hits:
+        return 0.0, []
+    columns = []
+    for name in names:
+        cells, kind = found.cells[name], found.specs.get(name, {"kind": "number"})["kind"]
+        known = cells.numbers if kind == "number" else np.argsort(np.argsort(-cells.counts)).astype(float)
+        known = np.where(cells.empty, np.nan, known)
+        columns.append(np.where(np.isnan(known), -1e6, known)[cells.codes].astype(np.float32))
+    matrix = np.column_stack(columns)
+    if len(matrix) > MOST_ROWS:
+        kept = np.sort(np.random.default_rng(0).permutation(len(matrix))[:MOST_ROWS])
+        matrix, hits = matrix[kept], [hit[kept] for hit in hits if FEWEST <= hit[kept].sum() <= MOST_ROWS - FEWEST]
+        patients = None if patients is None else patients[kept]
+    best: tuple[float, list[str]] = (0.0, [])
+    for hit in hits[:MOST_BANDS]:
+        tree = DecisionTreeClassifier(max_depth=DEPTH, min_samples_leaf=LEAF, random_state=0)
+        folds = StratifiedKFold(FOLDS, shuffle=True, random_state=0) if patients is None else GroupKFold(FOLDS)
+        if patients is not None and len(np.unique(patients)) < FOLDS:
+            continue
+        risks = cross_val_predict(tree, matrix, hit, cv=folds, groups=patients, method="predict_proba")
+        cells = Cells.of(risks[:, -1].astype(str))
+        area = _area(cells.numbers, cells, [hit])
+        if area > max(best[0], ALONE):
+            weights = tree.fit(matrix, hit).feature_importances_
+            order = [k for k in np.argsort(-weights, kind="stable") if weights[k] > WEIGHT][:MOST_BANDS]
+            best = (area, [names[k] for k in order])
+    return best
 
 
 def telling(columns: Mapping[str, Sequence[str]], labels: Sequence[str], sites: Sequence[str]) -> tuple[str, ...]:
@@ -532,69 +654,3 @@ def columns_of_labels(chosen: Choices, columns: Sequence[str]) -> list[str]:
     if lost := [name for name in names if name not in columns]:
         raise UserError(f"--label: expected columns among {some(columns, 12)}, got {shown(lost[0])}")
     return names
-
-
-def asked_columns(table: pd.DataFrame, columns: Sequence[str], chosen: Choices, labelled: bool) -> tuple[str, str]:
-    """The columns of the time and of the event; ("", "") where the table is about classes.
-
-    ``labelled``: whether a label is named, or found by its name.
-
-    Raises:
-        UserError: one of the two is named, is not there or the horizons are not named; or columns may be times and
-            nobody can be asked.
-    """
-    time, event = chosen.time, chosen.event
-    if not (time or event or chosen.horizons):
-        if labelled or chosen.kind not in ("", "survival"):
-            return "", ""
-        known = {name: table[name][~table[name].map(is_missing)] for name in columns}
-        times = [
-            name for name, own in known.items() if naming.bare(name) in naming.WORDS["column_time"] and _are_times(own)
-        ]
-        named = [name for name in columns if naming.bare(name) in naming.WORDS["column_event"]]
-        events = [name for name in named if set(naming.same_numbers(known[name])) == {"0", "1"}]
-        if not (times and events):
-            return "", ""
-        time, event = times[0], events[0]
-        of_times = f"{flag('time', time)} {flag('event', event)} --horizons T1,T2"
-        readings = [
-            Reading(f"{time} is the time of the event", of_times),
-            Reading(f"{event} is a class", flag("label", event)),
-        ]
-        if chosen.ask(f"{time} and {event} may be a time to an event", readings):
-            raise UserError(f"init: {flag('label', event)} says that it is a class")
-    for asked, name in (("--time", time), ("--event", event)):
-        if name not in columns:
-            raise UserError(
-                f"{asked}: expected a column among {some(columns, 12)}, got {shown(name) if name else 'none'}"
-            )
-    if re.search("censor|alive|surviv", event.lower()) and event not in chosen.keep:
-        readings = [
-            Reading("1 is an event", flag("keep", event)),
-            Reading("1 is somebody without an event", "--event another column, which is 1 at an event"),
-        ]
-        if chosen.ask(f"{event}: its name may say that 1 is no event", readings):
-            raise UserError("--event: expected a column that is 1 at an event and 0 without one")
-    if not chosen.horizons:
-        text = "expected the times until which survival is asked for, as 365 or 30,90,365, in the unit of"
-        raise UserError(f"--horizons: {text} {time}, got none")
-    ends_of(chosen.horizons, 1)
-    return time, event
-
-
-def _are_times(cells: pd.Series) -> bool:
-    numbers = pd.to_numeric(cells, errors="coerce")
-    return bool(numbers.notna().all()) and numbers.nunique() > 2
-
-
-def checked_times(table: pd.DataFrame, time: str, event: str, sites: Sequence[str]) -> pd.DataFrame:
-    """``table`` with events as 0 and 1; UserError names the site of the first time or event that is none."""
-    table = table.assign(**{event: naming.same_numbers(table[event])})
-    numbers = pd.to_numeric(table[time], errors="coerce")
-    for site, cell, number, happened in zip(sites, table[time], numbers, table[event], strict=True):
-        if not 0 <= number < float("inf"):
-            raise UserError(f"init: {site}: {time}: expected a time of at least 0, got {shown(cell)}")
-        if happened not in ("0", "1"):
-            values = some(in_order(table[event].unique()), 4)
-            raise UserError(f"init: {site}: {event}: expected 1 (an event) or 0 (none until then), got {values}")
-    return table

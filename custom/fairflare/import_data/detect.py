@@ -27,7 +27,7 @@ from fairflare.data.readers.datalist import read_lists
 from fairflare.data.readers.formats import boxes_in, unread
 from fairflare.data.readers.geometry import is_image
 from fairflare.import_data.columns import outcome_of, telling
-from fairflare.import_data.folders import by_headers, images_in_folders, level_table, patients_of
+from fairflare.import_data.folders import by_headers, images_in_folders, level_table, patients_of, structures_in
 from fairflare.import_data.labels import check_sites_agree, group_columns, grouped_by
 from fairflare.import_data.levels import as_volumes, check_sites, check_volume, flat, pixels, structures, with_slices
 from fairflare.import_data.proposal import (
@@ -88,7 +88,7 @@ def images_in_lists(files: Files, lists: Mapping[str, Path], chosen: Choices) ->
     unlabelled = 0
     named: dict[int, str] = {}
     for site, path in lists.items():
-        named |= _structures(path)
+        named |= structures_in(path)
         for split, entries in read_lists(path).items():
             for number, entry in enumerate(entries):
                 example = _example(files.root, path, site, split, entry, f"{path.name}: {split}[{number}]")
@@ -141,15 +141,6 @@ def _of(
     layout, notes = f"datalists with {outcome.kind} labels", (*notes, *outcome.notes)
     layout = "datalists with classes" if outcome.kind == "classification" else layout
     return Found(outcome.kind, layout, examples, outcome.classes, outcome.options, whence, notes)
-
-
-def _structures(path: Path) -> dict[int, str]:
-    """Pixel value -> name, from the Decathlon's "labels" without the background."""
-    labels = json.loads(path.read_text(encoding="utf-8")).get("labels", {})
-    if not isinstance(labels, dict):
-        return {}
-    pairs = [(key, name) if str(key).isdigit() else (name, key) for key, name in labels.items()]  # nnU-Net: name first
-    return {int(value): str(name) for value, name in pairs if str(value).isdigit() and int(value)}
 
 
 def _example(root: Path, path: Path, site: str, split: str, entry: Any, where: str) -> Example:
@@ -323,6 +314,14 @@ def with_splits(found: Found, anew: bool) -> tuple[Found, tuple[str, ...]]:
                 own[k] = replace(own[k], split=settled.get(patient_key(own[k].patient), split))
         examples += own
     kept = [site for site in found.sites if site not in (*drawn, *few)]
+    held = {one.site for one in examples if one.split == SPLITS[2]}
+    small = [site for site in drawn if site not in held]
+    if small and not held:
+        n = len({patient_key(one.patient) or (one.image, k) for k, one in enumerate(found.of(small[0]))})
+        raise UserError(f"init: {small[0]}: expected at least {len(SPLITS)} patients or examples to divide, got {n}")
+    if small:
+        text = "too few patients to hold any back: all train, and there is no result of their own"
+        found = replace(found, notes=(*found.notes, f"{some(small)}: {text} ({flag('without', *small)} leaves out)"))
     words: tuple[str, ...] = (
         (f"drawn by {'patient' if found.patients else 'example'} at {some(drawn)}",) if drawn else ()
     )
@@ -371,11 +370,8 @@ def _drawn(site: str, loose: Sequence[Example], splits: Sequence[str], labelled:
     names = [patient_key(one.patient) or f"\0{one.image or number}" for number, one in enumerate(loose)]
     patients = np.unique(names, return_inverse=True)[1]
     n = int(patients.max()) + 1
-    if n < len(splits):
-        raise UserError(
-            f"init: {site}: expected at least {len(splits)} patients or examples to divide, got {n} "
-            f"({flag('without', site)} leaves it out)"
-        )
+    if n < len(splits):  # too few to hold any back: all train
+        return [splits[0]] * len(loose)
     labels = np.unique([one.label if labelled else "" for one in loose], return_inverse=True)[1]
     most = max(Counter(labels.tolist()).values())
     k = max(len(splits), min(FOLDS, n, most))
@@ -391,7 +387,7 @@ def _drawn(site: str, loose: Sequence[Example], splits: Sequence[str], labelled:
     # A fold may be empty where patients have many examples each.
     order = [number for number in range(k) if (fold_of == number).any()]
     if len(order) < len(splits):
-        raise UserError(f"init: {site}: expected patients for {len(splits)} splits, got {len(order)} parts of them")
+        return [splits[0]] * len(loose)
     sizes = _sizes([SHARES[split] for split in splits], len(order))[1:]
     where = dict.fromkeys(order, splits[0])
     taken = iter(order)

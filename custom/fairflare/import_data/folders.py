@@ -4,6 +4,7 @@ DICOM headers, of which nothing is meant to leave a site."""
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import unicodedata
@@ -150,6 +151,7 @@ def by_headers(files: Files, found: Found) -> Found:
     return replace(found, suspects=(*found.suspects, *telling(columns, labels, sites)))
 
 
+LIST = "dataset.json"
 PARTS = re.compile(r"[_. ()-]+")
 """What stands between the parts of a file's name."""
 NAME = "name"
@@ -160,6 +162,7 @@ LARGEST_SHARE = 1 / 3
 """Of a site's images that one patient may have, where names alone say who it is."""
 OTHER_DEPTH = 0.1
 """Share of the images that may lie at another depth of folders than the others."""
+INSTITUTION = "InstitutionName"
 PATIENT_HEADERS = ("PatientID", "StudyInstanceUID")
 SPLIT = "@split"
 DECATHLON = {"imagestr": "training", "imagesval": "validation", "imagests": "testing"}
@@ -205,18 +208,33 @@ def _segmentation(files: Files, paired: Mapping[str, str], alone: Sequence[str],
     if second := next(((one, mask) for one, mask in geometry.pairs([*images, *alone])[0].items() if mask), None):
         raise UserError(f"init: {second[0]} has two masks, {paired[second[0]]} and {second[1]}: leave one of them")
     table = level_table(files, images, chosen)
-    role = roles(table.drop(columns=["image", SPLIT]), chosen, labelled=False)
+    role = _by_institution(table, roles(table.drop(columns=["image", SPLIT]), chosen, labelled=False), chosen)
     sites = _sites(files, table, role, chosen)
     patients, whence = patients_of(table, sites, role.patient, chosen)
     masks_of = [paired[path] for path in images]
     examples = as_examples(sites, images, masks_of, table[SPLIT], patients, abouts(table, chosen))
     if not examples:
         raise UserError("init: expected masks beside the images, found none")
-    classes, options = structures(files.root, [one.label for one in examples], chosen.classes, {})
+    classes, options = structures(
+        files.root, [one.label for one in examples], chosen.classes, structures_in(files.root / LIST)
+    )
     without = [path for path, mask in paired.items() if not mask]
     notes = _note(without, "have no mask and are left out") + _note(alone, "are masks without an image")
     layout = "images, with masks beside them or in a folder of their own"
     return Found("segmentation", layout, examples, classes, options, whence, notes)
+
+
+def structures_in(path: Path) -> dict[int, str]:
+    """Pixel value -> name, from a list's "labels" without the background, as the Decathlon and nnU-Net write them."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return {}
+    labels = content.get("labels", {}) if isinstance(content, dict) else {}
+    if not isinstance(labels, dict):
+        return {}
+    pairs = [(key, name) if str(key).isdigit() else (name, key) for key, name in labels.items()]  # nnU-Net: name first
+    return {int(value): str(name) for value, name in pairs if str(value).isdigit() and int(value)}
 
 
 def _classification(files: Files, images: Sequence[str], chosen: Choices) -> Found:
@@ -235,6 +253,7 @@ def _classification(files: Files, images: Sequence[str], chosen: Choices) -> Fou
     role = roles(inside.drop(columns=["image", SPLIT]), chosen, labelled=True)
     if not role.label:
         raise unlabelled
+    role = _by_institution(inside, role, chosen)
     sites = _sites(files, inside, role, chosen)
     patients, whence = patients_of(inside, sites, role.patient, chosen)
     kind = IMAGE_GRADES.name if chosen.kind == IMAGE_GRADES.name else "classification"
@@ -253,6 +272,21 @@ def _classification(files: Files, images: Sequence[str], chosen: Choices) -> Fou
     return Found(kind, layout, examples, classes, {}, whence, notes)
 
 
+def _by_institution(table: pd.DataFrame, role: Roles, chosen: Choices) -> Roles:
+    """``role``, with the hospitals that DICOM headers name where folders name none: asks."""
+    if role.site or chosen.site or INSTITUTION not in table.columns:
+        return role
+    names = in_order(filter(None, table[INSTITUTION].unique()))
+    if len(names) < 2:
+        return role
+    readings = [
+        Reading(f"each is a hospital, such as {some(names, 3)}", flag("site", INSTITUTION)),
+        Reading("all images are one hospital's", flag("site", "none")),
+    ]
+    other = chosen.ask(f"DICOM headers name {len(names)} institutions, and folders no hospital", readings)
+    return role if other else replace(role, site=INSTITUTION)
+
+
 def level_table(files: Files, images: Sequence[str], chosen: Choices) -> pd.DataFrame:
     """One row per image: its path, "folder1" (outermost) ..., its split where a folder says it, DICOM headers, "name".
 
@@ -268,7 +302,9 @@ def level_table(files: Files, images: Sequence[str], chosen: Choices) -> pd.Data
     known = {HEADERS_OF.get(name, name): name for name in (*chosen.levels.values(), *chosen.groups)}
     own = [path for path in images if path in files.dicom]
     if own:
-        wanted = dict.fromkeys([*PATIENT_HEADERS, *(level for level in known if level not in table.columns)])
+        wanted = dict.fromkeys(
+            [*PATIENT_HEADERS, INSTITUTION, *(level for level in known if level not in table.columns)]
+        )
         head = headers([files.root / path for path in own], list(wanted), files.tell)
         head.index = pd.Index(own)
         head = head.rename(columns={header: name for header, name in known.items() if header in wanted})

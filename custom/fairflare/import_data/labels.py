@@ -54,7 +54,7 @@ def plain(text: str) -> str:
     return "".join(sign for sign in parts if not unicodedata.combining(sign))
 
 
-def _parts(name: str) -> list[str]:
+def name_words(name: str) -> list[str]:
     """The words of a name: "Mayo-Clinic_2" -> mayo, clinic, 2."""
     return [part for part in re.split(r"[\W_]+", plain(_PART_OF.sub(r"\1 \2", name))) if part]
 
@@ -63,9 +63,19 @@ _BEGINNINGS = tuple(plain(word) for word in WORDS["site_begins"])
 _PARTS = tuple(plain(word) for word in WORDS["site_holds"])
 
 
+PERSON = re.compile(r"patient|subject|participant|pseudonym|proband|teilnehmer|paciente|患者")
+"""What names of columns hold that say who it is."""
+NOT_PERSON = ("age", "sex", "gender", "type", "weight", "height", "group", "class", "status", "position")
+
+
+def says_body(cell: str) -> bool:
+    """Whether a cell says a place of the body: "left breast"."""
+    return any(word in WORDS["cell_body"] for word in name_words(cell))
+
+
 def says_site(name: str) -> bool:
     """Whether a folder's name is that of a hospital, as far as a word says it."""
-    whole, words = plain(name), _parts(name)
+    whole, words = plain(name), name_words(name)
     if any(stay in whole for stay in STAYS):
         return False
     return (
@@ -83,13 +93,28 @@ def split_word(name: str) -> str:
 
 def says_view(name: str) -> bool:
     """Whether a folder's name is that of a modality, a view or a year, and so no hospital's or patient's."""
-    words = _parts(name)
+    words = name_words(name)
     return bool(words) and (all(word in WORDS["view"] for word in words) or bool(re.fullmatch(r"(19|20)\d\d", name)))
+
+
+PART = re.compile(
+    r"(.*[\W_])?(parts?|images?|imgs?|batch|chunk|archive|zip|vol(ume)?|download|data(set)?|shard|disk|cd|folder)[\W_]*\d+"
+)
+
+
+def are_parts(names: Collection[str]) -> bool:
+    """Whether folders are parts of one download, as HAM10000_images_part_1 and images_002: alike but for a number."""
+    return (
+        len(names) > 1
+        and len({re.sub(r"\d+$", "", name) for name in names}) == 1
+        and all(PART.fullmatch(plain(name)) for name in names)
+        and not any(map(says_site, names))
+    )
 
 
 def says_mask(name: str) -> bool:
     """Whether a folder's name says that masks lie in it: "CT_masks", "Ground Truth"."""
-    return any(word in WORDS["mask"] for word in _parts(name))
+    return any(word in WORDS["mask"] for word in name_words(name))
 
 
 def looks_numbered(names: Collection[str]) -> bool:
@@ -101,7 +126,7 @@ def looks_numbered(names: Collection[str]) -> bool:
 def says_class(name: str) -> bool:
     """Whether a folder's name is that of a class: a known word, or one such as "grade" with a small number."""
     return (bool(NUMBERED_CLASS.fullmatch(name)) and not name.strip().isdigit()) or any(
-        part in WORDS["class"] or (part.startswith("non") and part[3:] in WORDS["class"]) for part in _parts(name)
+        part in WORDS["class"] or (part.startswith("non") and part[3:] in WORDS["class"]) for part in name_words(name)
     )
 
 
@@ -114,10 +139,36 @@ def mostly(found: Collection[bool]) -> bool:
     return bool(found) and 2 * sum(found) >= len(found)
 
 
-def known_after(column: str) -> bool:
-    """Whether a column's name says that it is known only at or after the outcome."""
-    snake = "_".join(_parts(column))
-    return bool(AFTER.search(snake))
+LATER = re.compile(
+    r"(?:^|_)(day|tag|week|wk|woche|month|mon|monat|year|yr|jahr|visit)_?0*(\d{1,4})(?:_|$)|"
+    r"(?:^|_)(?:0*(\d{1,4})_?(days?|d|weeks?|wk|months?|mo|years?|y))(?:_|$)|(?:^|_)at_(discharge|follow_?up)(?:_|$)"
+)
+"""Names, in snake case, that say a later day than that of the first measurements."""
+BACK = frozenset(WORDS["span_before"])
+"""Words with which a span of time lies before."""
+SHORT = re.compile(r"(.+)_([dwmyv])0*(\d{1,3})")
+"""A name that says a time by one letter, which counts where the same name with 0 is there: crea_d0, crea_d7."""
+
+
+def known_after(column: str, others: Collection[str] = ()) -> bool:
+    """Whether a column's name says that it is known only at or after the outcome.
+
+    ``others``: names of the table's columns, which say what crea_d7 means.
+    """
+    words = name_words(column)
+    snake = "_".join(words)
+    if AFTER.search(snake):
+        return True
+    if (match := LATER.search(snake)) and not BACK & {*words}:
+        unit, number = (match[1], match[2]) if match[1] else (match[4], match[3])
+        return not number or (int(number) > (unit in ("day", "days", "tag", "d", "visit")) and int(number) < 1800)
+    short = SHORT.fullmatch(snake)
+    known = {"_".join(name_words(other)) for other in others} if short else set()
+    return (
+        short is not None
+        and int(short[3]) > 0
+        and bool(known & {f"{short[1]}_{short[2]}{zero}" for zero in ["0", "00"]})
+    )
 
 
 YEAR_FIRST = re.compile(r"(\d{4})[-/.](\d{1,2})[-/.](\d{1,2})([ T].*)?")
@@ -161,6 +212,8 @@ def as_iso(cells: pd.Series) -> pd.Series | None:
     return cells.map({cell: iso(cell) for cell in cells.unique()}).astype(object)
 
 
+FILLED = 0.9
+"""Share of a column's cells from which on it counts as filled."""
 FEW_ROWS, MANY_ROWS = 3, 30
 """A label of fewer rows than this is asked about in tables of so many."""
 CODES = frozenset(("-9", "-99", "-999", "-1", "99", "999", "9999"))

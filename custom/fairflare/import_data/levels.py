@@ -81,8 +81,11 @@ def roles(table: pd.DataFrame, chosen: Choices, labelled: bool) -> Roles:
 
 def _without_views(table: pd.DataFrame, free: list[str], named: Mapping[str, str], chosen: Choices) -> list[str]:
     """Without modalities, views and years, which are neither hospitals nor classes unless the user says so."""
-    for name in free:
+    for name in list(free):
         names = [one for one in table[name].unique() if one]
+        if "site" not in named and naming.are_parts(names):
+            free = [other for other in free if other != name]
+            continue
         if any(naming.says_mask(one) for one in names):
             odd = next(one for one in names if naming.says_mask(one))
             text = f"{name} ({some(in_order(names), 3)}) may hold masks: expected x_mask.png beside x.png"

@@ -106,6 +106,7 @@ class Found:
         patients: where they are known from, in words; empty: every example is taken for a patient.
         notes: what is worth knowing, a line each.
         suspects: features that may be known only after the outcome, a line each.
+        reading: evidence for the roles of a table's columns, see ``roles.Evidence``; its text is a line.
     """
 
     kind: str
@@ -116,6 +117,7 @@ class Found:
     patients: str = ""
     notes: tuple[str, ...] = ()
     suspects: tuple[str, ...] = ()
+    reading: tuple[Any, ...] = ()
 
     @property
     def form(self) -> DataForm:
@@ -158,6 +160,8 @@ class Choices:
         since: the column of dates from which other dates count; empty: dates are left out.
         time: the column of times to an event, or to the end of the observation.
         event: the column that says whether there was one.
+        event_value: its cells that say so.
+        until: the last day of observation, YYYY-MM-DD, where a date of the event is empty for who had none.
         horizons: times until which survival is asked for, as text; see ``tasks.own.survival``.
         slices: every how many slices of a volume one is taken; 0: volumes are refused.
         window: CENTRE,WIDTH or "file", see ``data.readers.pictures``.
@@ -181,6 +185,8 @@ class Choices:
     time: str = ""
     event: str = ""
     horizons: str = ""
+    event_value: tuple[str, ...] = ()
+    until: str = ""
     slices: int = 0
     window: str = ""
     without: tuple[str, ...] = ()

@@ -10,8 +10,8 @@ import contextlib
 import re
 import unicodedata
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -26,7 +26,7 @@ from fairflare.data.readers.tables import SUFFIXES, read_columns, read_table
 from fairflare.import_data import columns as read
 from fairflare.import_data.cells import Cells, Row, Sites
 from fairflare.import_data.folders import NAME, images_in_folders, level_table, patients_of
-from fairflare.import_data.labels import WORDS, bare, group_columns, grouped_by, same_numbers, split_word
+from fairflare.import_data.labels import WORDS, bare, group_columns, grouped_by, is_date, same_numbers, split_word
 from fairflare.import_data.levels import FOLDER, is_patient_level, roles, structures
 from fairflare.import_data.proposal import (
     Choices,
@@ -39,6 +39,16 @@ from fairflare.import_data.proposal import (
     site_name,
     site_names,
 )
+from fairflare.import_data.roles import (
+    BAR,
+    Evidence,
+    People,
+    as_site,
+    columns_of,
+    likely_outcomes,
+    sites_by_cells,
+)
+from fairflare.import_data.times import checked_times, times_of
 from fairflare.tasks.forms import FORMS
 from fairflare.tasks.own.survival import ends_of
 
@@ -143,13 +153,15 @@ def _split_in(stem: str) -> tuple[str, str]:
     return stem, ""
 
 
-PERSON = re.compile(r"patient|subject|participant|pseudonym|proband|teilnehmer|paciente|患者")
-"""What names of columns hold that say who it is."""
 OF_FILES = re.compile(r"image|file|path|scan|picture|bild|datei|png|dicom|mask|img")
-NOT_PERSON = ("age", "sex", "gender", "type", "weight", "height", "group", "class", "status", "position")
-COPIES = 0.05
-"""Share of rows that may be exact copies of others."""
+COPIES, UNIQUE, FEW_VALUES, COMPARED = 0.05, 0.9, 10, 60
+"""Shares of rows that may be exact copies of others, and of different cells from which on ids number rows; different
+cells that some column must have more of; columns that are compared, those of most different cells."""
 HALF = 0.5
+ROWS, LEAST = 50, 5
+"""Rows that are looked at for a first one that holds units, and the fewest of them."""
+LIKELY = 3
+"""Columns that are named as the outcome's most likely ones."""
 
 
 def examples_in_tables(files: Files, paths: Sequence[Path], chosen: Choices) -> Found:
@@ -160,6 +172,29 @@ def examples_in_tables(files: Files, paths: Sequence[Path], chosen: Choices) -> 
             be read in two ways and nobody can be asked.
     """
     table = rows_of(files.root, paths, chosen)
+    if _holds_units(table):
+        shown_row = some([cell for cell in table.iloc[0] if cell][:4])
+        found = _of_rows(files, paths, table.iloc[1:].reset_index(drop=True), chosen)
+        text = f"the second line ({shown_row} ...) holds units or further names, and is no patient"
+        return replace(found, notes=(*found.notes, text))
+    return _of_rows(files, paths, table, chosen)
+
+
+def _holds_units(table: pd.DataFrame) -> bool:
+    """Whether the first row holds words where all others hold numbers, as a row of units or a second header does."""
+    first, rest = table.iloc[0], table.iloc[1 : ROWS + 1]
+    odd = [name for name in table.columns if not name.startswith("@") and not is_missing(first[name])]
+    odd = [name for name in odd if np.isnan(pd.to_numeric(first[name], errors="coerce"))]
+    numbers = [name for name in table.columns if pd.to_numeric(rest[name], errors="coerce").notna().mean() > UNIQUE]
+    return (
+        len(rest) >= LEAST
+        and len(numbers) > 1
+        and 2 * len({*odd} & {*numbers}) > len(numbers)
+        and not any(is_missing(first[name]) is False and name not in odd for name in numbers)
+    )
+
+
+def _of_rows(files: Files, paths: Sequence[Path], table: pd.DataFrame, chosen: Choices) -> Found:
     own = [name for name in table.columns if not name.startswith("@")]
     index = _index(files)
     image = _column_of_files(table, own, index, masks=False)
@@ -178,46 +213,41 @@ def examples_in_tables(files: Files, paths: Sequence[Path], chosen: Choices) -> 
 
 
 def _role(role: str, table: pd.DataFrame, columns: Sequence[str], chosen: Choices) -> str:
-    """The column of a role, "" where there is none.
+    """The column of the label or of the split, "" where there is none.
 
     Raises:
         UserError: the user names one that is not there, or several may be meant and nobody can be asked.
     """
     if given := getattr(chosen, role, ""):
-        if given not in (*columns, "none"):
-            raise UserError(f"--{role}: expected a column among {some(columns, 12)}, got {shown(given)}")
+        _check_column(role, given, columns)
         return "" if given == "none" else str(given)
     fits = [name for word in WORDS[f"column_{role}"] for name in columns if bare(name) == word]
-    if role == "patient":
-        fits = [name for name in columns if is_patient_column(name)]
-    if role == "site" and not fits:
-        fits = [name for name in columns if bare(name).endswith(WORDS["column_ends_site"])]
-    if role == "split" and not fits:
-        fits = [name for name in columns if all(map(split_word, table[name]))]
-    fits = [name for name in fits if role == "label" or table[name].nunique() > 1] or fits[:1]
-    if len(fits) < 2 or role == "split":
-        return fits[0] if fits else ""
-    # Columns that say the same, as a hospital's name and its number, are one.
+    if role == "split":
+        fits = fits or [name for name in columns if all(map(split_word, table[name]))]
+        return next((name for name in fits if table[name].nunique() > 1), fits[0] if fits else "")
+    # Columns that say the same are one.
     different = [name for name in fits if table.groupby([fits[0], name]).ngroups > table[fits[0]].nunique()]
-    if role == "site" and not different:
-        return fits[0]
-    fits = [fits[0], *different] if different else [max(fits, key=lambda name: table[name].nunique())]
-    if len(fits) == 1:
-        return fits[0]
+    if not different:
+        return max(fits, key=lambda name: table[name].nunique(), default="")
+    fits = [fits[0], *different]
     readings = [Reading(f"{name} ({some(in_order(table[name].unique()), 3)})", flag(role, name)) for name in fits]
     return fits[chosen.ask(f"{len(fits)} columns may be the {role}", readings)]
 
 
-def is_patient_column(name: str) -> bool:
-    plain = bare(name)
-    return plain in WORDS["column_identifier"] or (bool(PERSON.search(plain)) and not plain.endswith(NOT_PERSON))
+def _check_column(role: str, given: str, columns: Sequence[str]) -> None:
+    if given not in ("", *columns, "none"):
+        raise UserError(f"--{role}: expected a column among {some(columns, 12)}, got {shown(given)}")
 
 
 def _label(table: pd.DataFrame, columns: Sequence[str], chosen: Choices) -> str:
     label = _role("label", table, columns, chosen)
     if not label:
         flags = "--time COLUMN --event COLUMN say" if chosen.kind == "survival" else "--label COLUMN says"
-        raise UserError(f"init: {flags} which is the outcome; the table has: {some(columns, 12)}")
+        known = columns_of(table, columns)
+        ordered = likely_outcomes(known, [name for name, one in known.items() if as_site(one).points >= BAR])
+        ways = ", ".join(f"({flag('label', name)})" for name in ordered[:LIKELY])
+        text = f"the table has: {some(ordered, 12)}"
+        raise UserError(f"init: {flags} which is the outcome; {text}; most likely {ways}")
     return label
 
 
@@ -316,17 +346,43 @@ def _splits(table: pd.DataFrame, column: str) -> list[str]:
     return [words[cell] for cell in table[column]]
 
 
-def _roles(table: pd.DataFrame, columns: Sequence[str], chosen: Choices) -> dict[str, str]:
-    found = {name: _role(name, table, columns, chosen) for name in ("site", "patient", "split")}
-    if (split := found["split"]) and not any(split_word(cell) for cell in table[split].unique()):
-        found["split"] = ""
-    return found
+@dataclass(frozen=True)
+class _Roles:
+    """Columns by their roles, "" where there is none; what is known of the others; the site of each row."""
+
+    site: str
+    split: str
+    people: People
+    sites: list[str]
+
+    @property
+    def patient(self) -> str:
+        return self.people.patient
+
+    @property
+    def taken(self) -> list[str]:
+        return [name for name in (self.site, self.patient, self.split) if name]
+
+
+def _roles(table: pd.DataFrame, columns: Sequence[str], chosen: Choices, sites: Callable[[str], list[str]]) -> _Roles:
+    """The roles of ``columns``; ``sites``: of each row, by the name of their column."""
+    for role in ("site", "patient"):
+        _check_column(role, getattr(chosen, role), columns)
+    split = _role("split", table, columns, chosen)
+    if split and not any(split_word(cell) for cell in table[split].unique()):
+        split = ""
+    known = columns_of(table, columns)
+    site = sites_by_cells({name: one for name, one in known.items() if name not in (split, chosen.label)}, chosen)
+    of_rows = sites(site)
+    told = [one for text in (chosen.label, chosen.time) for one in (text, *text.split(","))]
+    people = People(known, of_rows, (site, split, *told, chosen.event))
+    people.find(chosen)
+    return _Roles(site, split, people, of_rows)
 
 
 def _images(
     files: Files, table: pd.DataFrame, columns: Sequence[str], image: str, index: Mapping[str, str], chosen: Choices
 ) -> Found:
-    role = _roles(table, columns, chosen)
     masked = not chosen.kind or FORMS[chosen.kind].masks
     mask = _column_of_files(table, columns, index, masks=True) if masked else ""
     several = read.columns_of_labels(chosen, columns)
@@ -346,28 +402,41 @@ def _images(
     images, labels = (list(pd.Series(list(cells), dtype=object)[keep]) for cells in (paths, texts))
     if not images:
         raise UserError(f"init: no row names an image that is there and has a {label or 'mask'}")
-    levels = level_table(files, images, chosen)
-    sites = _sites_of_images(files, kept, levels, role["site"], chosen)
+    others = [name for name in columns if name not in (image, label, *several)]
+    elsewhere = {key: "" if getattr(chosen, key) in columns else getattr(chosen, key) for key in ("site", "patient")}
+    headers = tuple(one for one in chosen.groups if one not in columns)
+    own = replace(chosen, label="", site=elsewhere["site"], patient=elsewhere["patient"], groups=headers)
+    levels = level_table(files, images, own)
+    for key, level in (("site", own.site), ("patient", own.patient)):
+        if level not in ("", "none", *levels.columns):
+            raise UserError(f"--{key}: expected a column or level among {some(columns, 12)}, got {shown(level)}")
+    in_columns = replace(chosen, site="none" if own.site else chosen.site)
+    in_columns = replace(in_columns, patient="none" if own.patient else chosen.patient)
+    role = _roles(kept, others, in_columns, lambda site: _sites_of_images(files, kept, levels, site, own))
+    sites = role.sites
     known: dict[str, str] = {}
     for path, text in zip(images, labels, strict=True):
         if (other := known.setdefault(path, text)) != text:
             raise UserError(f"init: {path} has two labels, {shown(other)} and {shown(text)}")
-    if role["patient"]:
-        patients, whence = _of_patients(kept[role["patient"]]), f"column {role['patient']}"
+    if role.patient:
+        patients, whence = _of_patients(kept[role.patient]), f"column {role.patient}"
     else:
-        patients, whence = patients_of(levels, sites, _folder_of_patients(levels), chosen)
-    groups = group_columns(kept[list(columns)], [image, label, *several, *role.values()], chosen.groups)
+        patients, whence = patients_of(levels, sites, _folder_of_patients(levels), own)
+    groups = group_columns(kept[list(columns)], [image, label, *several, *role.taken], chosen.groups)
     outcome = None
     if several:
         outcome = read.in_columns(several, kept, images=True)
     elif label and not mask:
         outcome = read.outcome_of(label, labels, chosen, table=False)
         labels = list(outcome.labels)
-    examples = as_examples(sites, images, labels, _splits(kept, role["split"]), patients, grouped_by(kept, groups))
+    examples = as_examples(sites, images, labels, _splits(kept, role.split), patients, grouped_by(kept, groups))
     if outcome is not None and outcome.told:
         examples = [replace(one, told=told) for one, told in zip(examples, outcome.told, strict=True)]
     bare_rows, gone = int((there & ~labelled).sum()), list(table[image][~there])
-    notes: tuple[str, ...] = (f"{bare_rows} rows have no label and are left out",) if bare_rows else ()
+    notes: tuple[str, ...] = (
+        *role.people.notes,
+        *((f"{bare_rows} rows have no label and are left out",) if bare_rows else ()),
+    )
     if again := len(images) - len({*images}):
         notes += (f"{again} rows name an image that another row names, too: it counts twice",)
     named = {*paths}
@@ -380,8 +449,8 @@ def _images(
         return Found("segmentation", "a table of images and masks", examples, names, options, whence, notes)
     layout = f"a table of images with column {', '.join(several) or label}"
     notes += (*outcome.notes, *_of_amounts(outcome, label, sites, chosen))
-    others = {name: list(kept[name]) for name in columns if name not in (image, label, *several, *role.values())}
-    suspects = read.telling(others, labels, sites) if FORMS[outcome.kind].classes else ()
+    told = {name: list(kept[name]) for name in others if name not in role.taken}
+    suspects = read.telling(told, labels, sites) if FORMS[outcome.kind].classes else ()
     return Found(outcome.kind, layout, examples, outcome.classes, outcome.options, whence, notes, suspects)
 
 
@@ -397,7 +466,8 @@ def _sites_of_images(
     if column or chosen.site == "none" or (table[SITE] != "").all():
         return _sites(files, table, column, chosen)
     of_levels = levels.drop(columns=["image", SPLIT])
-    role = roles(of_levels, replace(chosen, site="", label="", patient="none"), labelled=False)
+    given = chosen.site if chosen.site in of_levels.columns else ""
+    role = roles(of_levels, replace(chosen, site=given, label="", patient="none"), labelled=False)
     if not role.site:
         return _sites(files, table, column, chosen)
     names = site_names(levels[role.site].unique())
@@ -415,17 +485,29 @@ def _of_patients(cells: pd.Series) -> list[str]:
     return ["" if empty else cell for cell, empty in zip(cells, blank, strict=True)]
 
 
-def _check_copies(table: pd.DataFrame, columns: Sequence[str], patient: str, chosen: Choices) -> None:
-    """Refuse tables in which many rows stand twice: a copy in training and one in testing make any model look good."""
-    if patient or chosen.patient == "none":
+def _check_copies(table: pd.DataFrame, role: _Roles, chosen: Choices) -> None:
+    """Refuse tables in which many rows stand twice: a copy in training and one in testing make any model look good.
+
+    Ids are not compared: copies may have been numbered anew.
+    """
+    if chosen.patient:
         return
-    n = len({*map(hash, zip(*(table[name] for name in columns)))})
-    copies = len(table) - n
-    if copies > COPIES * len(table) and any(table[name].nunique() > HALF * n for name in columns):
-        text = f"{copies} of {len(table)} rows are exact copies of others"
-        raise UserError(
-            f"init: {text}: leave them out, or --patient COLUMN keeps copies together (none: other patients)"
-        )
+    people = role.people
+    ids = {name for name, one in people.columns.items() if one.is_id and one.different > UNIQUE * one.rows}
+    free = [one for name, one in people.columns.items() if name not in people.ids | ids | {people.patient}]
+    held = [one.cells.codes for one in sorted(free, key=lambda one: -one.different)[:COMPARED]]
+    if not held or max(len(np.unique(codes)) for codes in held) <= FEW_VALUES:
+        return
+    rows = pd.DataFrame(dict(enumerate(held))).assign(site=role.sites)
+    again = rows.duplicated()
+    if people.patient:  # a person's rows may be alike
+        known = people.groups(people.columns[people.patient])
+        again = rows.duplicated() & ~rows.assign(patient=known).duplicated()
+    if again.sum() <= COPIES * len(table) or not any(len(np.unique(codes)) > HALF * (~again).sum() for codes in held):
+        return
+    text = f"{int(again.sum())} of {len(table)} rows are exact copies of others"
+    ways = f"(--patient COLUMN), or say that they are other patients ({flag('patient', 'none')})"
+    raise UserError(f"init: {text}: leave them out, or name the column that keeps copies together {ways}")
 
 
 def _folder_of_patients(table: pd.DataFrame) -> str:
@@ -438,11 +520,9 @@ def _rows(files: Files, table: pd.DataFrame, columns: Sequence[str], chosen: Cho
         raise UserError(f"init: no column of the table names images; it has: {some(columns, 12)}")
     several = read.columns_of_labels(chosen, columns)
     named = _role("label", table, columns, chosen) if not (chosen.event or several) else ""
-    time, event = ("", "") if several else read.asked_columns(table, columns, chosen, bool(named))
-    if time:
-        return _times(files, table, columns, time, event, chosen)
+    if not several and (timed := times_of(table, columns, chosen, named)):
+        return _times(files, table, columns, timed)
     label = several[0] if several else named or _label(table, columns, chosen)
-    role = _roles(table, columns, chosen)
     if chosen.since and chosen.since not in columns:
         raise UserError(f"--since: expected a column among {some(columns, 12)}, got {shown(chosen.since)}")
     missing = ~_any_said(table, several or [label])
@@ -456,19 +536,21 @@ def _rows(files: Files, table: pd.DataFrame, columns: Sequence[str], chosen: Cho
         if several
         else read.outcome_of(label, kept[label], chosen, table=True)
     )
-    _check_copies(kept, columns, role["patient"], chosen)
-    sites = _sites(files, kept, role["site"], chosen)
+    said = replace(chosen, label=chosen.label or label)
+    role = _roles(kept, columns, said, lambda site: _sites(files, kept, site, chosen))
+    sites = role.sites
+    _check_copies(kept, role, chosen)
     exposure, spent = _exposure(kept, columns, chosen, outcome)
-    taken = [*(several or [label]), *spent, *(name for name in role.values() if name)]
+    taken = [*(several or [label]), *spent, *role.taken]
     groups = group_columns(kept[list(columns)], taken, chosen.groups)
-    found = read.predictors(kept[list(columns)], outcome.of_levels, taken, pd.Series(sites), chosen)
+    found = read.predictors(kept[list(columns)], outcome.of_levels, taken, pd.Series(sites), chosen, role.people)
     told = {name: ["" if row[name] is None else str(row[name]) for row in outcome.told] for name in several}
     cells = {**found.cells, **{name: Cells.of(column) for name, column in {**spent, **told}.items()}}
     notes = (*_left_out(label, missing), *outcome.notes, *_of_amounts(outcome, label, sites, chosen))
     options = {"label": "" if several else label, **exposure, **outcome.options}
     layout = f"tables with column {', '.join(several) or label}"
     made = Found(outcome.kind, layout, [], outcome.classes, options, notes=notes)
-    return _with_rows(made, kept, sites, role, groups, found, outcome.labels, cells)
+    return _with_rows(made, kept, role, groups, found, outcome.labels, cells)
 
 
 def _of_amounts(outcome: read.Outcome, label: str, sites: Sequence[str], chosen: Choices) -> list[str]:
@@ -496,48 +578,70 @@ def _exposure(
 def _with_rows(
     made: Found,
     kept: pd.DataFrame,
-    sites: list[str],
-    role: Mapping[str, str],
+    role: _Roles,
     groups: Sequence[str],
     found: read.Predictors,
     labels: Sequence[Any],
     cells: Mapping[str, Cells],
 ) -> Found:
     """``made`` with the rows ``kept`` of a table as its examples, which have the ``labels`` and further ``cells``."""
-    patients = _of_patients(kept[role["patient"]]) if role["patient"] else [""] * len(kept)
-    splits, about = _splits(kept, role["split"]), grouped_by(kept, groups)
+    patients = _of_patients(kept[role.patient]) if role.patient else [""] * len(kept)
+    splits, about = _splits(kept, role.split), grouped_by(kept, groups)
     rows = [Row(cells, number) for number in range(len(kept))]
     return replace(
         made,
-        examples=as_examples(sites, [""] * len(kept), labels, splits, patients, about, rows),
+        examples=as_examples(role.sites, [""] * len(kept), labels, splits, patients, about, rows),
         options={**made.options, **read.as_options(found)},
-        patients=f"column {role['patient']}" if role["patient"] else "",
-        notes=(*made.notes, *found.notes, "make sure that no predictor is known only after the outcome"),
+        patients=f"column {role.patient}" if role.patient else "",
+        reading=_card(role, found),
+        notes=(
+            *made.notes,
+            *role.people.notes,
+            *found.notes,
+            "make sure that no predictor is known only after the outcome",
+        ),
         suspects=tuple(found.suspects),
     )
 
 
-def _times(files: Files, table: pd.DataFrame, columns: Sequence[str], time: str, event: str, chosen: Choices) -> Found:
+def _card(role: _Roles, found: read.Predictors) -> tuple[Evidence, ...]:
+    """What was read of each column that is no plain number, category or date, and why."""
+    known = role.people
+    site: tuple[Evidence, ...] = (as_site(known.columns[role.site]),) if role.site else ()
+    site = tuple(one if one.points >= BAR else replace(one, reasons=("--site says it",)) for one in site)
+    codes = (Evidence(name, "code", BAR, (why,)) for name, why in found.codes.items())
+    return (*site, *known.evidence_of, *codes)
+
+
+def _times(files: Files, table: pd.DataFrame, columns: Sequence[str], chosen: Choices) -> Found:
     """Rows of which a time to an event is known; one without either column's entry is left out."""
-    role = _roles(table, columns, replace(chosen, label=""))
-    missing = table[event].map(is_missing) | table[time].map(is_missing)
-    kept = table[~missing].reset_index(drop=True)
-    if kept.empty:
+    event, names = chosen.event, chosen.time.split(",") if chosen.time not in columns else [chosen.time]
+    time, dated = names[0], table[names[0]].map(is_date).any()
+    said = replace(chosen, label=event, site=chosen.site)
+    role = _roles(table, columns, said, lambda site: _sites(files, table, site, chosen))
+    timed = checked_times(table, chosen, role.sites)
+    if timed.empty:
         raise UserError(f"init: {event}: expected events, every row has none")
-    longest = pd.to_numeric(kept[time], errors="coerce").max()
+    missing = ~table.index.isin(timed.index)
+    kept = timed.reset_index(drop=True)
+    if missing.any():
+        role = _roles(kept, columns, said, lambda site: _sites(files, kept, site, chosen))
+    longest = pd.to_numeric(kept[time]).max()
     if (end := max(ends_of(chosen.horizons, 1))) > longest * (1 + 1e-6):  # horizons are float32
         text = f"expected times until which somebody is observed, in the unit of {time}: {longest:g} at most"
         raise UserError(f"--horizons: {text}, got {end:g}")
-    sites = _sites(files, kept, role["site"], chosen)
-    kept = read.checked_times(kept, time, event, sites)
-    _check_copies(kept, columns, role["patient"], chosen)
-    taken = [event, time, *(name for name in role.values() if name)]
+    sites = role.sites
+    _check_copies(kept, role, chosen)
+    spent = [chosen.since] if dated and chosen.since else []
+    taken = [event, *names, *spent, *role.taken]
     groups = group_columns(kept[list(columns)], taken, chosen.groups)
-    found = read.predictors(kept[list(columns)], kept[event], taken, pd.Series(sites), chosen)
+    found = read.predictors(kept[list(columns)], kept[event], taken, pd.Series(sites), chosen, role.people)
     found.cells[time] = Cells.of(kept[time])
     happened = f"{int((kept[event] == '1').sum())} of {len(kept)} rows have an event"
+    values = f" ({some(chosen.event_value, 4)} in {event})" if chosen.event_value not in ((), ("1",)) else ""
     units = read.checked_numbers(time, pd.to_numeric(kept[time]).to_numpy(dtype=float), Sites.of(sites), chosen)
-    notes = (*_left_out(event, missing), f"{happened}; survival until {chosen.horizons} is asked for", *units)
+    asked = f"{happened}{values}; survival until {chosen.horizons} is asked for"
+    notes = (*_left_out(event, pd.Series(missing)), asked, *units)
     options = {"label": event, "time": time, "horizons": chosen.horizons}
     made = Found("survival", f"tables with times ({time}) and events ({event})", [], (), options, notes=notes)
-    return _with_rows(made, kept, sites, role, groups, found, kept[event], found.cells)
+    return _with_rows(made, kept, role, groups, found, kept[event], found.cells)

@@ -271,6 +271,8 @@ def summary(root: Path, proposal: Proposal, files: Mapping[str, str]) -> dict[st
         "groups": attributes(found),
         "sites": {site: {**sizes(found, site), "patients": _patients(found, site)} for site in found.sites},
         "splits": list(proposal.splits),
+        "patients": found.patients,
+        "reading": [str(one) for one in found.reading],
         "notes": list(found.notes),
         "suspects": list(found.suspects),
         "links": len(proposal.links),
@@ -287,6 +289,8 @@ def lines(root: Path, proposal: Proposal, files: Mapping[str, str]) -> list[str]
         turned = flag("classes", *reversed(found.classes))
         shown += _line("risk", f"of {found.classes[1]}, the second class ({turned}: of the other)")
     shown += _columns(found) if found.form.table else []
+    for one in found.reading:
+        shown += _line("reading", str(one))
     for key, value in found.options.items():
         if key not in ("features", "columns") and value:
             shown += _line(key.replace("mask_values", "values"), value)

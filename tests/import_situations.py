@@ -1,0 +1,382 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Situations that `data init` meets, each as a small table or folder with what its reading must be.
+
+A ``Situation`` makes its input below a folder. Its truth names sites, patients, outcome and predictors, or parts of the
+refusal and what one of the remedies that the refusal prints must lead to.
+"""
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+import pandas as pd
+from PIL import Image
+
+from dicom_sets import dataset, save
+from hospital_folders import Drawn
+
+N = 240
+
+
+@dataclass
+class Situation:
+    """How the input is made, and what the reading must be.
+
+    Attributes:
+        make: writes below a folder, or returns the table.
+        flags: of `init`.
+        refused: parts of the refusal; with ``leads`` a remedy in it leads to that truth.
+        truth: "sites" -> names or how many, "patient", "label", "time", "kind", "classes" -> as written; "has", "lacks"
+            -> predictors; "kinds" -> predictor -> how it is read; "says" -> parts of suspects and notes; "cells" ->
+            column -> share of its cells that are filled.
+        leads: the truth of one of the remedies.
+        name: what `init` is given, below the folder.
+    """
+
+    make: Callable
+    flags: tuple = ()
+    refused: tuple = ()
+    truth: dict = field(default_factory=dict)
+    leads: dict = field(default_factory=dict)
+    name: str = "data.csv"
+
+
+ALL = {}
+
+
+def add(name, make, flags="", refused=(), leads=None, at="data.csv", **truth):
+    refused = (refused,) if isinstance(refused, str) else refused
+    ALL[name] = Situation(make, tuple(flags.split()), refused, truth, leads or {}, at)
+
+
+def base(n=N, drop=(), sites="ABC", visits=1, **columns):
+    """Patients of a few hospitals with age, sex, crp and whether they died; ``columns``: an array, or of (rng, table).
+
+    ``visits``: rows of each patient; the first of them are patients' own values, crp is drawn anew.
+    """
+    rng = np.random.default_rng(7)
+    people = n // visits
+    table = pd.DataFrame(
+        {
+            "hospital": [sites[k % len(sites)] for k in range(people)],
+            "age": rng.integers(25, 90, people),
+            "sex": rng.choice(["f", "m"], people),
+        }
+    )
+    table["died"] = (rng.random(people) < 1 / (1 + np.exp(-0.04 * (table["age"] - 60)))).astype(int)
+    table["who"] = rng.permutation(people) + 4711
+    table = table.loc[table.index.repeat(visits)].reset_index(drop=True)
+    table.insert(3, "crp", rng.gamma(2, 20, len(table)).round(1))
+    for name, made in columns.items():
+        table[name] = made(rng, table) if callable(made) else made
+    kept = {"who", *drop} - {*columns}
+    last = ["died"] if "died" in table and "died" not in kept else []
+    return table[[name for name in table.columns if name not in (*kept, *last)] + last]
+
+
+def table(*args, **columns):
+    return lambda root: base(*args, **columns)
+
+
+def ints(low, high):
+    return lambda rng, t: rng.integers(low, high, len(t))
+
+
+def pick(*values, p=None):
+    return lambda rng, t: rng.choice(list(values), len(t), p=p)
+
+
+def of(says):
+    """A column of the others' ``says``."""
+    return lambda rng, t: says(t)
+
+
+LABEL = "--label died"
+
+# fmt: off
+# Roles: words inside names against cells.
+add("time_in_hospital is no hospital", table(drop=["hospital"], time_in_hospital=ints(1, 5)), LABEL, sites=1,
+    has=["time_in_hospital"])
+add("previously_in_hospital is no hospital", table(drop=["hospital"], previously_in_hospital=pick("no", "yes")), LABEL,
+    sites=1, kinds={"previously_in_hospital": "yes_no"})
+add("days before hospital is no hospital", table(drop=["hospital"], days_before_hospital=ints(0, 9)), LABEL, sites=1,
+    has=["days_before_hospital"])
+add("number_inpatient is no patient", table(number_inpatient=lambda r, t: r.poisson(0.6, len(t))), LABEL, patient="",
+    has=["number_inpatient"], sites=3)
+add("outpatient visits are no patient", table(visits_outpatient=lambda r, t: r.poisson(2, len(t))), LABEL, patient="",
+    has=["visits_outpatient"])
+add("hospital said with yes and no", table(drop=["hospital"], hospital=pick("no", "yes")), LABEL, sites=1,
+    kinds={"hospital": "yes_no"})
+add("in_hospital as the outcome's place", table(drop=["hospital"], acquired_in_hospital=pick(0, 1)), LABEL, sites=1,
+    has=["acquired_in_hospital"])
+add("site of the tumour", table(drop=["hospital"], tumor_site=pick("lung", "breast", "colon")), LABEL, sites=1,
+    kinds={"tumor_site": "category"})
+add("site is a place of the body", table(drop=["hospital"], site=pick("left breast", "lung", "abdomen")), LABEL,
+    sites=1, kinds={"site": "category"})
+add("anatom_site_general", table(drop=["hospital"], anatom_site_general=pick("torso", "head/neck", "palms")), LABEL,
+    sites=1, has=["anatom_site_general"])
+add("hospital beds are an amount", table(drop=["hospital"], beds_of_hospital=ints(100, 900)), LABEL, sites=1,
+    has=["beds_of_hospital"])
+add("center_volume is an amount", table(center_volume=ints(100, 900)), LABEL, sites=3, has=["center_volume"])
+add("hospital_number is the hospital", table(drop=["hospital"], hospital_number=pick(11, 12, 13)), LABEL, sites=3,
+    lacks=["hospital_number"])
+add("study_site is the hospital", table(drop=["hospital"], study_site=pick("S1", "S2")), LABEL, sites=2)
+add("recruiting centre is the hospital", table(drop=["hospital"], recruiting_centre=pick(1, 2, 3)), LABEL, sites=3)
+add("hospitals by their cells alone", table(drop=["hospital"], ort=pick("Charité", "Uniklinik Köln", "Klinikum Fulda")),
+    LABEL, sites=3)
+add("Zentrum", table(drop=["hospital"], Studienzentrum=pick("Bern", "Graz")), LABEL, sites=2)
+add("name and number of one hospital", table(hospital_id=of(lambda t: t["hospital"].map(dict(A=7, B=8, C=9)))), LABEL,
+    sites=3, lacks=["hospital_id"])
+add("two columns of hospitals", table(center=pick("X", "Y")), LABEL, refused=("may be the site", "--site center"),
+    leads=dict(sites=2))
+add("time to hospital in minutes", table(drop=["hospital"], minutes_to_hospital=ints(5, 90)), LABEL, sites=1)
+add("a hospital in every row another", table(drop=["hospital"], clinic=of(lambda t: [f"c{k}" for k in range(len(t))])),
+    LABEL, sites=1)
+add("hospital_expire_flag is an outcome", table(drop=["hospital", "died"], hospital_expire_flag=pick(0, 1)),
+    "--label hospital_expire_flag", sites=1, label="hospital_expire_flag")
+
+# Patients: by name and by what cells determine.
+VISITS = dict(visits=4)
+add("pat", table(**VISITS, pat=of(lambda t: t["who"])), LABEL, patient="pat", lacks=["pat"])
+add("USUBJID", table(**VISITS, USUBJID=of(lambda t: "01-" + t["who"].astype(str))), LABEL, patient="USUBJID",
+    lacks=["USUBJID"])
+add("SUBJID", table(**VISITS, SUBJID=of(lambda t: t["who"])), LABEL, patient="SUBJID", lacks=["SUBJID"])
+add("patient_nbr and encounter_id", table(**VISITS, encounter_id=of(lambda t: np.arange(len(t)) * 6 + 90001),
+    patient_nbr=of(lambda t: t["who"])), LABEL, patient="patient_nbr", lacks=["encounter_id", "patient_nbr"])
+add("hadm_id and subject_id", table(**VISITS, hadm_id=of(lambda t: t["who"] * 10 + np.arange(len(t)) % 4 // 2),
+    subject_id=of(lambda t: t["who"])), LABEL, patient="subject_id", lacks=["hadm_id", "subject_id"])
+add("stay_id and a patient without a known name", table(**VISITS, stay_id=of(lambda t: np.arange(len(t)) + 500),
+    key=of(lambda t: t["who"])), LABEL, patient="key", lacks=["key", "stay_id"])
+add("caseid and pat", table(**VISITS, caseid=of(lambda t: np.arange(len(t)) + 500), pat=of(lambda t: t["who"])), LABEL,
+    patient="pat", lacks=["caseid"])
+add("Fallnummer and PatNr", table(**VISITS, Fallnummer=of(lambda t: np.arange(len(t)) + 500),
+    PatNr=of(lambda t: t["who"])), LABEL, patient="PatNr")
+add("MRN", table(**VISITS, MRN=of(lambda t: t["who"].map("{:08d}".format))), LABEL, patient="MRN")
+add("id that repeats", table(**VISITS, id=of(lambda t: t["who"])), LABEL, patient="id", lacks=["id"])
+add("id that numbers rows", table(id=of(lambda t: np.arange(len(t)) + 1)), LABEL, patient="", lacks=["id"])
+add("id that numbers each site's rows", table(id=of(lambda t: np.arange(len(t)) // 3)), LABEL, patient="", lacks=["id"])
+add("a key that repeats and nothing else known", table(**VISITS, drop=["sex", "age"], id=of(lambda t: t["who"])), LABEL,
+    refused=("id", "--patient id"), leads=dict(patient="id", lacks=["id"]))
+add("doctors are no patients", table(physician_id=ints(1000, 1040)), LABEL, patient="", kinds={})
+add("surgeon is no patient", table(surgeon=ints(100, 120)), LABEL, patient="")
+add("record_id of several visits", table(**VISITS, record_id=of(lambda t: t["who"])), LABEL, patient="record_id")
+add("stays alone", table(encounter_id=of(lambda t: np.arange(len(t)) + 77)), LABEL, patient="", lacks=["encounter_id"],
+    says=["encounter_id numbers stays"])
+add("rows of a stay", table(**VISITS, icustay_id=of(lambda t: t["who"])), LABEL, patient="icustay_id",
+    lacks=["icustay_id"])
+add("weight is no patient", table(weight=ints(50, 110)), LABEL, patient="", has=["weight"])
+add("a random code of each person", table(**VISITS, pseudonym=of(lambda t: [f"X{w:x}Q" for w in t["who"]])), LABEL,
+    patient="pseudonym")
+add("patient_age is no patient", table(drop=["age"], patient_age=ints(20, 90)), LABEL, patient="", has=["patient_age"])
+add("patient_class is no patient", table(patient_class=pick("inpatient", "emergency")), LABEL, patient="",
+    kinds={"patient_class": "category"})
+add("copies with other row numbers", lambda root: pd.concat([base(id=of(lambda t: np.arange(len(t))))] * 2)
+    .assign(id=np.arange(2 * N)), LABEL, refused=("copies",))
+add("copies under other patients", lambda root: pd.concat([base(pat=of(lambda t: t["who"]))] * 2)
+    .assign(pat=np.arange(2 * N) + 9), LABEL, refused=("copies", "--patient none"))
+
+# Codes.
+add("DRG", table(drg=pick(470, 291, 392, 871, 690)), LABEL, kinds={"drg": "category"})
+add("ICD-9 with V codes", table(diag_1=pick("250.83", "428", "414", "486", "V27", p=[0.3, 0.3, 0.2, 0.15, 0.05])),
+    LABEL, kinds={"diag_1": "category"})
+add("ICD-9 numbers alone", table(icd9_code=pick(250, 428, 414, 486)), LABEL, kinds={"icd9_code": "category"})
+add("postal codes", table(zip_code=pick(10115, 80331, 50667)), LABEL, kinds={"zip_code": "category"})
+add("PLZ with zeros", table(plz=pick("01067", "10115", "80331")), LABEL, kinds={"plz": "category"})
+add("admission_type_id", table(admission_type_id=pick(1, 2, 3, 6)), LABEL, kinds={"admission_type_id": "category"})
+add("a code that is kept as a number", table(drg=pick(470, 291, 392)), f"{LABEL} --keep drg", kinds={"drg": "number"})
+add("codes with letters among numbers", table(procedure=pick("3961", "8872", "9904", "E12", p=[0.4, 0.3, 0.25, 0.05])),
+    LABEL, kinds={"procedure": "category"})
+add("an id of many values", table(provider_id=lambda r, t: r.integers(10000, 99999, len(t))), LABEL,
+    lacks=["provider_id"])
+add("glucose is a number", table(glucose=ints(60, 300)), LABEL, kinds={"glucose": "number"})
+add("barcode and zipper are no codes", table(zipper=ints(1, 400), decode_time=ints(1, 400)), LABEL,
+    kinds={"zipper": "number", "decode_time": "number"})
+
+# Free text.
+TEXTS = ["seen on the ward by the night team", "came with chest pain after a long walk", "no complaints at rest today",
+         "transferred from another ward on request", "known to us from an earlier stay"]
+add("free text of a few values", table(remark=pick(*TEXTS)), LABEL, lacks=["remark"])
+add("free text called comment", table(Kommentar=pick("war gestern da", "kommt morgen wieder", "nicht nüchtern")), LABEL,
+    lacks=["Kommentar"])
+add("categories of several words", table(vessel=pick("left main coronary artery", "right coronary artery")), LABEL,
+    kinds={"vessel": "category"})
+
+# Outcomes.
+add("no outcome by name: the last column is listed", table(drop=["died"], **{f"lab_{k}": ints(0, 99)
+    for k in range(20)}, readmitted=pick("NO", ">30", "<30")), "",
+    refused=("readmitted", "--label"), leads=dict(label="readmitted"))
+add("outcome of a telling name in the middle", table(drop=["died"], expired=pick(0, 1), **{f"lab_{k}": ints(0, 99)
+    for k in range(20)}), "", refused=("--label expired",), leads=dict(label="expired"))
+add("label called died", table(), "", label="died", classes=["0", "1"])
+add("y in the last column", table(drop=["died"], y=pick(0, 1)), "", label="y")
+ONE_HOT = dict(MEL=[1, 0, 0, 0] * (N // 4), NV=[0, 1, 0, 0] * (N // 4), BCC=[0, 0, 1, 0] * (N // 4),
+               AK=[0, 0, 0, 1] * (N // 4))
+add("one-hot outcomes", table(drop=["died"], **ONE_HOT), "--label MEL",
+    refused=("NV", "BCC", "together", "--leave-out"), leads=dict(lacks=["NV", "BCC", "AK"]))
+add("one-hot outcomes left out", table(drop=["died"], **ONE_HOT), "--label MEL --leave-out NV,BCC --leave-out AK",
+    lacks=["NV", "BCC", "AK"])
+add("crea_day7", table(crea_day0=ints(50, 200), crea_day7=ints(50, 200)), LABEL, has=["crea_day0"], lacks=["crea_day7"],
+    says=["crea_day7"])
+add("crea_day7 kept", table(crea_day0=ints(50, 200), crea_day7=ints(50, 200)), f"{LABEL} --keep crea_day7",
+    has=["crea_day7"])
+add("month and follow-up values", table(hba1c_month6=ints(5, 30), ef_12months=ints(20, 70), nihss_week_2=ints(0, 30)),
+    LABEL, lacks=["hba1c_month6", "ef_12months", "nihss_week_2"])
+add("values at discharge", table(bp_at_discharge=ints(90, 180)), LABEL, lacks=["bp_at_discharge"])
+add("first day is known", table(crea_day1=ints(50, 200), lactate_24h=ints(1, 9)), LABEL,
+    has=["crea_day1", "lactate_24h"])
+add("two columns that are the outcome together", table(left=of(lambda t: np.arange(len(t)) // 2 % 2),
+    right=of(lambda t: (np.arange(len(t)) // 2 + t["died"]) % 2)), LABEL,
+    refused=("left", "right", "together"), leads=dict(lacks=["left", "right"]))
+add("a copy of the outcome", table(fate=of(lambda t: t["died"].map({0: "home", 1: "gone"}))), LABEL,
+    refused=("fate alone tells the outcome", "--leave-out fate"), leads=dict(lacks=["fate"]))
+add("columns that do not tell it", table(a=ints(0, 9), b=ints(0, 9), c=pick("x", "y")), LABEL, has=["a", "b", "c"])
+
+# Survival.
+DAYS = dict(days_to_event=lambda r, t: r.exponential(400, len(t)).round() + 1)
+
+
+def follow(status, days="days_to_event", **more):
+    return table(drop=["died"], **{days: DAYS["days_to_event"], "status": status}, **more)
+
+
+add("status and days to event", follow(pick(0, 1)), "", refused=("--time days_to_event", "--event status"),
+    leads=dict(kind="survival", time="days_to_event"))
+add("vital_status beside days_to_death", table(drop=["died"], days_to_death=DAYS["days_to_event"],
+    vital_status=pick("Alive", "Dead")), "--label vital_status",
+    refused=("--time days_to_death", "--event vital_status", "--event-value Dead"),
+    leads=dict(kind="survival", time="days_to_death", events="Dead"))
+add("vital_status as a class all the same", table(drop=["died"], days_to_death=DAYS["days_to_event"],
+    vital_status=pick("Alive", "Dead")), "--label vital_status --kind tabular", label="vital_status",
+    lacks=["days_to_death"])
+HORIZON = "--horizons 365"
+add("status 1 and 2", follow(pick(1, 2)), f"--time days_to_event --event status {HORIZON}",
+    refused=("--event-value 2", "--event-value 1"), leads=dict(kind="survival"))
+add("status 1 and 2 with its value", follow(pick(1, 2)),
+    f"--time days_to_event --event status --event-value 2 {HORIZON}",
+    kind="survival", events="2")
+add("Alive and Dead", follow(pick("Alive", "Dead")), f"--time days_to_event --event status {HORIZON}", kind="survival",
+    events="Dead")
+add("lebt and verstorben", follow(pick("lebt", "verstorben")), f"--time days_to_event --event status {HORIZON}",
+    kind="survival", events="verstorben")
+add("CDISC's CNSR", table(drop=["died"], AVAL=DAYS["days_to_event"], CNSR=pick(0, 1)),
+    f"--time AVAL --event CNSR {HORIZON}", refused=("--event-value 0",), leads=dict(kind="survival", events="0"))
+add("words for events", follow(pick("censored", "relapse")), f"--time days_to_event --event status {HORIZON}",
+    kind="survival", events="relapse")
+add("codes of several events", follow(pick(0, 1, 2)), f"--time days_to_event --event status --event-value 1 {HORIZON}",
+    kind="survival", events="1")
+add("an event's value that is nowhere", follow(pick(0, 1)),
+    f"--time days_to_event --event status --event-value 7 {HORIZON}", refused=("--event-value", "7"))
+
+
+def dated(r, t, most=900):
+    return (pd.Timestamp("2015-03-01") + pd.to_timedelta(r.integers(0, most, len(t)), "D")).strftime("%Y-%m-%d")
+
+
+def later(first, days=DAYS["days_to_event"]):
+    return lambda r, t: (pd.to_datetime(t[first]) + pd.to_timedelta(days(r, t), "D")).dt.strftime("%Y-%m-%d")
+
+
+def dead_only(first):
+    return lambda r, t: later(first)(r, t).where(t["dead"] == 1, "")
+
+
+add("two dates and a status", table(drop=["died"], diagnosed=dated, last_contact=later("diagnosed"),
+    status=pick("alive", "dead")), f"--time last_contact --since diagnosed --event status {HORIZON}",
+    kind="survival", events="dead", lacks=["diagnosed", "last_contact"])
+add("death's date and the end of the study", table(drop=["died"], diagnosed=dated, dead=pick(0, 1),
+    death_date=dead_only("diagnosed")),
+    f"--time death_date --since diagnosed --until 2019-12-31 {HORIZON} --leave-out dead",
+    kind="survival", lacks=["death_date", "dead"])
+add("TCGA's two times", table(drop=["died"], vital_status=pick("Alive", "Dead"),
+    days_to_death=lambda r, t: np.where(t["vital_status"] == "Dead", r.integers(1, 999, len(t)).astype(str), ""),
+    days_to_last_follow_up=lambda r, t: np.where(t["vital_status"] == "Alive", r.integers(9, 999, len(t)).astype(str),
+                                                 "")),
+    f"--time days_to_death --event vital_status {HORIZON}",
+    refused=("--time days_to_death,days_to_last_follow_up",),
+    leads=dict(kind="survival", events="Dead", rows=N))
+
+# Images with a table, in folders, and DICOM.
+
+
+def photographs(n=48, each=3, folders=("HAM10000_images_part_1", "HAM10000_images_part_2")):
+    """Each lesion has several photographs, in the two folders of a download; one table has the diagnoses."""
+
+    def make(root):
+        drawn, rows = Drawn(), []
+        for k in range(n * each):
+            lesion = k % n
+            drawn.save(root / folders[k % len(folders)] / f"ISIC_{k:07d}.png", lesion % 2)
+            rows.append({"lesion_id": f"HAM_{lesion:07d}", "image_id": f"ISIC_{k:07d}", "dx": ("nv", "mel")[lesion % 2],
+                         "age": 30 + lesion % 40, "sex": "fm"[lesion // 2 % 2]})
+        pd.DataFrame(rows).to_csv(root / "metadata.csv", index=False)
+
+    return make
+
+
+add("photographs of a lesion, two folders of a download", photographs(), "", at=".", patient="lesion_id", sites=1)
+add("folders of a download and classes by table, sites asked", photographs(folders=("images_001", "images_002")), "",
+    at=".", sites=1, patient="lesion_id")
+
+
+def dicom(table_of=None, institutions=("Charité", "Mayo"), classes=("benign", "malignant")):
+    def make(root):
+        rng, rows = np.random.default_rng(0), []
+        for k in range(36):
+            where = root / "scans" if table_of else root / classes[k % 2]
+            more = {"InstitutionName": institutions[k // 2 % len(institutions)]} if institutions else {}
+            save(where / f"{k}.dcm", dataset(rng.integers(0, 900, (24, 24)).astype(np.int16), f"P{k:03d}", **more))
+            rows.append({"file": f"{k}.dcm", "Target": k % 2, "clinic": "AB"[k // 2 % 2], "person": f"X{k // 2}"})
+        if table_of:
+            pd.DataFrame(rows).to_csv(root / "labels.csv", index=False)
+
+    return make
+
+
+add("DICOM with a table and --label", dicom(True), "--label Target --site clinic", at=".", sites=2, classes=["0", "1"])
+add("DICOM with a table and --patient", dicom(True), "--label Target --patient person --site clinic", at=".",
+    patient="person")
+add("DICOM with a table and a header as site", dicom(True), "--label Target --site InstitutionName", at=".", sites=2)
+add("DICOM with a table and no flag", dicom(True), "", at=".", sites=2, classes=["0", "1"])
+add("institutions in headers alone", dicom(), "", at=".", refused=("InstitutionName", "--site none"),
+    leads=dict(sites=2))
+add("institutions in headers, asked for", dicom(), "--site InstitutionName", at=".", sites=2)
+add("one institution in headers", dicom(institutions=("Charité",)), "", at=".", sites=1)
+
+
+def nnunet(root):
+    drawn = Drawn()
+    for k in range(12):
+        drawn.save(root / "imagesTr" / f"case_{k:03d}_0000.png")
+        mask = np.zeros((20, 20), np.uint8)
+        mask[2:8, 2:8], mask[10:16, 4:12] = 1, 2
+        (root / "labelsTr").mkdir(exist_ok=True)
+        Image.fromarray(mask).save(root / "labelsTr" / f"case_{k:03d}.png")
+    labels = {"background": 0, "liver": 1, "tumour": 2}
+    (root / "dataset.json").write_text(json.dumps({"labels": labels, "channel_names": {"0": "CT"}, "numTraining": 12}))
+
+
+add("nnU-Net's structures", nnunet, "", at=".", classes=["liver", "tumour"])
+add("a tiny hospital", lambda root: pd.concat([base(), base(n=1, sites="D").assign(died=1)]), LABEL, sites=4,
+    rows=N + 1, says=["D: too few patients"])
+
+# Units and second headers.
+add("two units inside one site", table(crea=lambda r, t: np.where(r.random(len(t)) < 0.4, r.uniform(0.5, 2, len(t)),
+    r.uniform(50, 180, len(t))).round(2)), LABEL, says=["crea: about", "two units"])
+add("degrees of two kinds", table(temp=lambda r, t: np.where(r.random(len(t)) < 0.5, r.uniform(36, 40, len(t)),
+    r.uniform(97, 104, len(t))).round(1)), LABEL, says=["temp: about", "two units"])
+
+
+def with_second_line(line):
+    def make(root):
+        body = base()
+        return pd.concat([pd.DataFrame([line], columns=body.columns), body.astype(object)])
+
+    return make
+
+
+add("a row of units", with_second_line(["", "years", "", "mg/l", "0/1"]), LABEL, rows=N, sites=3,
+    kinds={"age": "number"},
+    classes=["0", "1"], says=["the second line"])
+add("two header rows", with_second_line(["name", "of patient", "f/m", "mg per l", "in hospital"]), LABEL, rows=N,
+    sites=3, classes=["0", "1"], says=["the second line"])

@@ -1,0 +1,118 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every situation of the corpus is read right, or refused with remedies that lead to the right reading when pasted."""
+
+import csv
+import json
+import re
+import shlex
+from collections import defaultdict
+
+import pandas as pd
+import pytest
+
+import import_situations
+from cases import each
+from fairflare.cli.main import main
+from fairflare.tasks.kinds.own import INSIDE
+
+REMEDY = re.compile(r"\((--[^()]*(?:\([^()]*\)[^()]*)*)\)")
+"""Flags in brackets, as a refusal prints them, up to their closing bracket."""
+WORDS = re.compile(r"^(.*?)(?: (?:leaves?|takes?|keeps?|says?|accepts?|names?)\b.*)?$")
+
+
+def init(capsys, path, *arguments):
+    """Exit code, what `init --json` says, and its refusal."""
+    with pytest.raises(SystemExit) as stop:
+        main(["init", str(path), "--json", *map(str, arguments)])
+    streams = capsys.readouterr()
+    return stop.value.code, json.loads(streams.out) if streams.out else {}, streams.err
+
+
+def remedies(refusal):
+    """The flags of each remedy, as a shell splits them."""
+    found = [shlex.split(WORDS.match(text)[1]) for text in REMEDY.findall(refusal)]
+    return [one for one in found if not any(word.endswith(("LEVEL", "COLUMN", "...")) for word in one)]
+
+
+def wrong(reading, truth, root):
+    """What of the ``truth`` a reading, of which files are written below ``root``, misses: a line each."""
+    options = reading["options"]
+    names = next(csv.reader([options.get("features", "")]), [])
+    specs = json.loads(options.get("columns", "{}"))
+    kinds = {name: specs.get(name, {"kind": "number"})["kind"] for name in names}
+    known = {"patient": reading.get("patients", "").removeprefix("column "), "kind": reading["kind"]}
+    known |= {"label": options.get("label"), "time": options.get("time"), "classes": reading["classes"]}
+    found = [
+        f"{key}: expected {truth[key]!r}, got {known[key]!r}"
+        for key in known
+        if truth.get(key, known[key]) != known[key]
+    ]
+    sites = truth.get("sites", len(reading["sites"]))
+    if sites not in (len(reading["sites"]), [*reading["sites"]]):
+        found.append(f"sites: expected {sites}, got {[*reading['sites']]}")
+    found += [f"{name}: expected a predictor" for name in truth.get("has", ()) if name not in names]
+    found += [f"{name}: expected no predictor" for name in truth.get("lacks", ()) if name in names]
+    for name, kind in truth.get("kinds", {}).items():
+        if kinds.get(name) != kind:
+            found.append(f"{name}: expected {kind}, got {kinds.get(name)}")
+    lines = [*reading["notes"], *reading["suspects"]]
+    found += [
+        f"expected to be told {text!r}" for text in truth.get("says", ()) if not any(text in one for one in lines)
+    ]
+    rows = sum(sum(n[split] for split in ("train", "val", "test")) for n in reading["sites"].values())
+    if truth.get("rows", rows) != rows:
+        found.append(f"rows: expected {truth['rows']}, got {rows}")
+    return found
+
+
+def written(root):
+    """The rows of every site's table or list."""
+    for path in (root / INSIDE).glob("*.json"):
+        for split, entries in json.loads(path.read_text()).items() if path.stem != "dataset" else ():
+            yield from ({"@site": path.stem, "patient": one.get("patient_id", ""), "split": split} for one in entries)
+    for site in (root / INSIDE).glob("*.csv"):
+        with site.open(newline="") as file:
+            yield from ({"@site": site.stem, **row} for row in csv.DictReader(file))
+
+
+@each("name", import_situations.ALL)
+def test_a_situation_is_read_right_or_its_remedies_lead_there(name, tmp_path, capsys):
+    one = import_situations.ALL[name]
+    root = tmp_path / "data"
+    root.mkdir()
+    made = one.make(root)
+    if isinstance(made, pd.DataFrame):
+        made.to_csv(root / one.name, index=False)
+    before = {path: path.read_bytes() for path in root.rglob("*") if path.is_file()}
+    code, reading, err = init(capsys, root / one.name, "--yes", *one.flags)
+    if one.refused:
+        assert code == 2 and err.count("\n") == 1 and not reading and not (root / INSIDE).exists(), (reading, err)
+        assert all(part in err for part in one.refused), err
+        reached = not one.leads
+        for flags in remedies(err):
+            code, reading, then = init(capsys, root / one.name, "--dry-run", *one.flags, *flags)
+            assert code in (0, 2) and "Traceback" not in then and then != err, (flags, then)
+            reached |= code == 0 and not wrong(reading, one.leads, root)
+        assert reached and (remedies(err) or not one.leads), (err, reading and wrong(reading, one.leads, root), then)
+    else:
+        assert code == 0, err
+        assert not wrong(reading, one.truth, root)
+        first = {path: path.read_bytes() for path in (root / INSIDE).rglob("*") if path.is_file()}
+        splits = defaultdict(set)
+        if one.truth.get("patient"):
+            for row in written(root):
+                splits[row["@site"], row["patient"]].add(row["split"])
+            assert len(splits) > 9 and all(len(where) == 1 for where in splits.values())
+        if events := one.truth.get("events"):
+            says = int((made["status" if "status" in made else "vital_status"].astype(str) == events).sum())
+            assert sum(row[reading["options"]["label"]] == "1" for row in written(root)) == says
+        for path in sorted((root / INSIDE).rglob("*"), reverse=True):
+            path.rmdir() if path.is_dir() else path.unlink()
+        (root / INSIDE).rmdir()
+        assert init(capsys, root / one.name, "--yes", *one.flags)[0] == 0
+        assert first == {path: path.read_bytes() for path in (root / INSIDE).rglob("*") if path.is_file()}
+    assert all(path.read_bytes() == content for path, content in before.items())
+
+
+def test_the_corpus_is_large():
+    assert len(import_situations.ALL) >= 80
