@@ -47,6 +47,9 @@ FEW = 3
 @click.option("--time", default="", metavar="COLUMN", help="The column of times to an event, or to the end.")
 @click.option("--event", default="", metavar="COLUMN", help="The column that says 1 where there was an event, else 0.")
 @click.option("--horizons", default="", metavar="T,T", help="Until when survival is asked for: one time, or several.")
+@click.option(
+    "--mapping", type=options.PATH, metavar="FILE", help="A YAML file by which several rows of a patient become one."
+)
 @click.option("--slices", type=click.IntRange(1, 1000), metavar="N", help="Take every Nth slice of volumes.")
 @click.option("--window", default="", metavar="C,W", help="Centre and width of the grey values; file: each file's own.")
 @click.option("--without", multiple=True, metavar="A,B", help="Sites that are left out.")
@@ -54,7 +57,7 @@ FEW = 3
 @click.option("--yes", is_flag=True, help="Write without asking; what can be read in two ways is refused.")
 @click.option("--dry-run", is_flag=True, help="Show what would be written, and write nothing.")
 @options.json_option
-def init(folder: Path, yes: bool, dry_run: bool, as_json: bool, **given: Any) -> None:
+def init(folder: Path, mapping: Path | None, yes: bool, dry_run: bool, as_json: bool, **given: Any) -> None:
     """Look at FOLDER (or a table), the images or tables of one site or of several, and write lists that a run reads.
 
     Images with masks beside them or in a folder of their own, a folder for each class, DICOM archives, the Decathlon's
@@ -82,8 +85,16 @@ def init(folder: Path, yes: bool, dry_run: bool, as_json: bool, **given: Any) ->
         given |= {key: _names(given[key]) for key in LISTS} | {"kind": given["kind"] or ""}
         given |= {"slices": given["slices"] or 0, "ask": partial(_ask, counter) if asks else refuse}
         chosen = Choices(**given)
-        proposal = look(folder, chosen, counter.saw)
+        if mapping:
+            from fairflare.cli.run import read_run_file
+            from fairflare.import_data.patient_rows import checked, look_at_rows
+
+            rules = checked(read_run_file(mapping, "mapping"), mapping.name)
+            proposal = look_at_rows(folder, rules, chosen, counter.saw)
+        else:
+            proposal = look(folder, chosen, counter.saw)
         files = contents(root, proposal.found, bool(proposal.links))
+        files |= {"mapping.yaml": mapping.read_text(encoding="utf-8")} if mapping else {}
     if as_json:
         console.dump(summary(root, proposal, files))
     else:
