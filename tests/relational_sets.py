@@ -50,7 +50,9 @@ def synthea(root, n=5000, seed=0):
         days = np.sort(rng.integers(0, 2000, rng.integers(1, 6)))
         first = None
         for day in days:
-            start = pd.Timestamp("2015-01-01T00:00:00") + pd.Timedelta(days=int(day), minutes=int(rng.integers(0, 1440)))
+            start = pd.Timestamp("2015-01-01T00:00:00") + pd.Timedelta(
+                days=int(day), minutes=int(rng.integers(0, 1440))
+            )
             inpatient = rng.random() < 0.5
             first = start if inpatient and first is None else first
             kind, why = "inpatient" if inpatient else "ambulatory", str(rng.choice(["heart", "lung", "other"]))
@@ -71,12 +73,15 @@ def synthea(root, n=5000, seed=0):
         dead.append(f"{first + pd.Timedelta(days=int(rng.integers(1, 700))):%Y-%m-%d}" if dies else "")
     tables = {
         "organizations": organizations,
-        "patients": pd.DataFrame({"Id": ids, "BIRTHDATE": born.strftime("%Y-%m-%d"), "DEATHDATE": dead,
-                                  "GENDER": rng.choice(["F", "M"], n)}),  # fmt: skip
-        "encounters": pd.DataFrame(rows["encounters"], columns=["Id", "START", "PATIENT", "ENCOUNTERCLASS", "REASON",
-                                                                "ORGANIZATION"]),  # fmt: skip
-        "observations": pd.DataFrame(rows["observations"], columns=["DATE", "PATIENT", "CODE", "DESCRIPTION", "VALUE",
-                                                                    "UNITS"]),  # fmt: skip
+        "patients": pd.DataFrame(
+            {"Id": ids, "BIRTHDATE": born.strftime("%Y-%m-%d"), "DEATHDATE": dead, "GENDER": rng.choice(["F", "M"], n)}
+        ),  # fmt: skip
+        "encounters": pd.DataFrame(
+            rows["encounters"], columns=["Id", "START", "PATIENT", "ENCOUNTERCLASS", "REASON", "ORGANIZATION"]
+        ),  # fmt: skip
+        "observations": pd.DataFrame(
+            rows["observations"], columns=["DATE", "PATIENT", "CODE", "DESCRIPTION", "VALUE", "UNITS"]
+        ),  # fmt: skip
         "conditions": pd.DataFrame(rows["conditions"], columns=["START", "PATIENT", "CODE"]),
     }
     for name, table in tables.items():  # rows in no order, as a database gives them
@@ -117,7 +122,13 @@ def of_synthea(root):
             values[code] = sorted(one for one in dated if one[0] <= start)
         year = [one for one in values["8480-6"] if start - one[0] <= pd.Timedelta(days=365)]
         numbers = [value for _, _, value in year]
-        for take, of in {"first": lambda x: x[0], "last": lambda x: x[-1], "min": min, "max": max, "mean": np.mean}.items():
+        for take, of in {
+            "first": lambda x: x[0],
+            "last": lambda x: x[-1],
+            "min": min,
+            "max": max,
+            "mean": np.mean,
+        }.items():
             line[f"systolic_{take}"] = of(numbers) if numbers else None
         line["systolic_count"] = len(numbers)
         line["systolic_since"] = (start - year[-1][0]).total_seconds() / 86400 if year else None

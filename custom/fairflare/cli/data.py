@@ -71,6 +71,8 @@ def init(folder: Path, mapping: Path | None, yes: bool, dry_run: bool, as_json: 
     """
     from fairflare.studies.display import Counter
 
+    if mapping and not mapping.exists():
+        return _propose(folder, mapping, dry_run, given)
     with Counter("looking at the data") as counter:
         from fairflare.import_data.detect import look
         from fairflare.import_data.proposal import Choices, refuse
@@ -82,17 +84,16 @@ def init(folder: Path, mapping: Path | None, yes: bool, dry_run: bool, as_json: 
             refuse_existing(root)
             if not yes and not asks:
                 raise UserError("init: expected --yes or --dry-run where nobody can be asked")
-        given |= {key: _names(given[key]) for key in LISTS} | {"kind": given["kind"] or ""}
-        given |= {"slices": given["slices"] or 0, "ask": partial(_ask, counter) if asks else refuse}
-        chosen = Choices(**given)
+        chosen = Choices(**_chosen(given), ask=partial(_ask, counter) if asks else refuse)
+        from fairflare.import_data.patient_rows import checked, look_at_rows, with_note
+
         if mapping:
             from fairflare.cli.run import read_run_file
-            from fairflare.import_data.patient_rows import checked, look_at_rows
 
             rules = checked(read_run_file(mapping, "mapping"), mapping.name)
             proposal = look_at_rows(folder, rules, chosen, counter.saw)
         else:
-            proposal = look(folder, chosen, counter.saw)
+            proposal = with_note(folder, look(folder, chosen, counter.saw), chosen)
         files = contents(root, proposal.found, bool(proposal.links))
         files |= {"mapping.yaml": mapping.read_text(encoding="utf-8")} if mapping else {}
     if as_json:
@@ -105,6 +106,26 @@ def init(folder: Path, mapping: Path | None, yes: bool, dry_run: bool, as_json: 
     if not as_json:
         named = shlex.quote(str(root))
         console.say(f"written: {written}\nnext:\n  fairflare preflight {named}\n  fairflare run fedavg --data {named}")
+
+
+def _chosen(given: dict[str, Any]) -> dict[str, Any]:
+    """The options of ``init`` as ``Choices`` takes them."""
+    plain = {"kind": given["kind"] or "", "slices": given["slices"] or 0}
+    return given | {key: _names(given[key]) for key in LISTS} | plain
+
+
+def _propose(folder: Path, mapping: Path, dry_run: bool, given: dict[str, Any]) -> None:
+    """Show a mapping for the tables of ``folder``, and write it to the new file ``mapping``."""
+    from fairflare.engine.files import save_text
+    from fairflare.import_data.patient_rows import propose
+    from fairflare.import_data.proposal import Choices
+
+    text = propose(folder, Choices(**_chosen(given)))
+    console.say(text.rstrip())
+    if not dry_run:
+        save_text(mapping, text)
+        again = f"fairflare init {shlex.quote(str(folder))} --mapping {shlex.quote(str(mapping))} --yes"
+        console.say(f"written: {mapping}\nnext:\n  read it, then {again}")
 
 
 def _names(texts: Sequence[str]) -> tuple[str, ...]:

@@ -56,7 +56,7 @@ def with_file(command: RunCommand, path: Path, arguments: Sequence[str], pairs: 
     ``pairs`` are the ``--set`` pairs among the arguments. Raises UserError, which names file, key, what was expected
     and what came.
     """
-    where = f"{what} {path.name}"
+    where = f"run file {path.name}"
     content = {key: value for key, value in read_run_file(path).items() if key not in command.skips}
     expected(where, METHOD in content, f"the key {METHOD!r}", list(content))
     method, *own = as_arguments(command, {METHOD: None, **content}, where, path.resolve().parent, pairs)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tables with several rows of a patient (OMOP, Synthea, MIMIC, REDCap, visits) to one row at an index date, by a mapping.
+"""Tables with several rows of a patient (OMOP, Synthea, REDCap, visits) become one row at an index date, by a mapping.
 
 A row counts by the time from the index to its date: a predictor's window ends at the index, an outcome's begins there,
 so that nothing that is known only afterwards can become a predictor.
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -25,16 +25,19 @@ from fairflare.data.readers.tables import as_cell, read_columns
 from fairflare.import_data.detect import Proposal, look
 from fairflare.import_data.labels import as_iso, known_after
 from fairflare.import_data.proposal import Choices, Tell, is_missing, nothing, root_name
+from fairflare.import_data.several_rows import FILE, HOME, advice, proposed, set_of
+from fairflare.import_data.tables import is_patient_column, rows_of, tables_in
 
 SECONDS = {"minutes": 60.0, "hours": 3600.0, "days": 86400.0, "years": 365.25 * 86400.0}
 NUMERIC = ("min", "max", "mean", "sum")
 MOST_FILES, MOST_PAIRS, MOST_SECONDS = 100_000, 10_000_000, 600
 """Files that a pattern may match, rows of an index with rows of a table, and the time that all tables may take."""
-DATE, FILE, HOME = "index_date", "@file", "@folder"
-"""The result's column of the index; the name of a row's file without its ending, and of the folder that it lies in."""
+DATE = "index_date"
+"""The result's column of the index."""
 ROW, TIME, VALUE = "@row", "@time", "@value"
 
 Scalar = int | float | str
+Window = tuple[float | None, float | None]
 Take = Literal["only", "first", "last", "min", "max", "mean", "sum", "count", "any", "since"]
 
 
@@ -95,7 +98,7 @@ class Column(Source):
     name: str = Field(min_length=1, pattern=r"^[^@]")
     column: str = ""
     take: Take | list[Take] = "only"
-    window: tuple[float | None, float | None] | None = Field(None, strict=False)
+    window: Window | None = Field(None, strict=False)
     unit: Literal["", "minutes", "hours", "days", "years"] = ""
 
     @property
@@ -206,7 +209,7 @@ def patient_rows(root: Path, mapping: RowMapping, tell: Tell = nothing) -> Made:
     """The tables of the folder ``root`` (or the table ``root``) as ``mapping`` says.
 
     Raises:
-        UserError: a table, column or date is not there or not as the mapping says, or more rows or time than is bounded.
+        UserError: a table, column or date is not as the mapping says, or there are more rows than is bounded.
     """
     try:
         return _Maker(root, mapping, tell).made()
@@ -276,7 +279,9 @@ class _Maker:
             parts.append(own)
         table = pd.concat(parts, ignore_index=True) if len(parts) > 1 else parts[0]
         for name in table.columns:
-            texts = {text: "" if is_missing(text) or _plain(text) in self.gaps else text for text in table[name].unique()}
+            texts = {
+                text: "" if is_missing(text) or _plain(text) in self.gaps else text for text in table[name].unique()
+            }
             table[name] = table[name].map(texts)
         self.tables[pattern] = table
         return table
@@ -360,7 +365,11 @@ class _Maker:
         return Made(pd.DataFrame(result, dtype=object), tuple(notes))
 
     def pairs(
-        self, base: pd.DataFrame, result: Mapping[str, pd.Series], one: Source, window: tuple[float | None, float | None]
+        self,
+        base: pd.DataFrame,
+        result: Mapping[str, pd.Series],
+        one: Source,
+        window: tuple[float | None, float | None],
     ) -> pd.DataFrame:
         """The table's rows at each event in ``window``, in order of time, then of the file: ``ROW`` and the table's."""
         keys, table = self.keys(one), self.rows(one)
@@ -494,3 +503,23 @@ def look_at_rows(root: Path, mapping: RowMapping, chosen: Choices, tell: Tell = 
     return replace(proposal, found=replace(found, notes=(*made.notes, *found.notes)))
 
 
+def propose(root: Path, chosen: Choices) -> str:
+    """The text of a mapping for the tables of ``root``; UserError where they need none or none can be guessed."""
+    paths = tables_in(root)
+    if not paths:
+        raise UserError(f"--mapping: expected tables in {root}, got none")
+    if set_of(paths):
+        return proposed(root, paths, None, "", chosen)
+    table = rows_of(root, paths, chosen)
+    people = [name for name in table.columns if is_patient_column(name)]
+    return proposed(root, paths, table, chosen.patient or next(iter(people), ""), chosen)
+
+
+def with_note(root: Path, proposal: Proposal, chosen: Choices) -> Proposal:
+    """``proposal`` with a note where patients have several rows of a table, each of which is an example."""
+    found = proposal.found
+    n, whose = len(found.examples), {one.patient for one in found.examples if one.patient}
+    if not found.form.table or not 0 < len(whose) < n:
+        return proposal
+    note = f"{n} rows of {len(whose)} patients: each row is an example; one row of each: {advice(root, chosen)}"
+    return replace(proposal, found=replace(found, notes=(*found.notes, note)))

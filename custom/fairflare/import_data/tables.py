@@ -39,6 +39,8 @@ from fairflare.import_data.proposal import (
     site_name,
     site_names,
 )
+from fairflare.import_data.several_rows import NAME as NAME_OF_FILE
+from fairflare.import_data.several_rows import join_advice, refuse_several
 from fairflare.tasks.forms import FORMS
 from fairflare.tasks.own.survival import ends_of
 
@@ -101,11 +103,12 @@ def rows_of(root: Path, paths: Sequence[Path], chosen: Choices) -> pd.DataFrame:
             raise UserError(f"init: {error}") from None
         if not any(columns.values()):
             raise UserError(f"init: {path.name}: expected rows, got none")
-        if found and (odd := sorted({*columns, HOME, SITE, SPLIT} ^ set(found[0].columns))):
-            raise UserError(f"init: {path.name}: expected the columns of {paths[0].name}; differs in {some(odd, 3)}")
+        if found and (odd := sorted({*columns, HOME, SITE, SPLIT, NAME_OF_FILE} ^ set(found[0].columns))):
+            text = f"expected the columns of {paths[0].name}; differs in {some(odd, 3)}"
+            raise UserError(f"init: {path.name}: {text}; {join_advice(root, paths, chosen)}")
         home = path.parent.relative_to(base).as_posix()
         table = pd.DataFrame({name: clean(name, columns.pop(name)) for name in list(columns)}, dtype=object)
-        found.append(table.assign(**{HOME: home, SITE: site, SPLIT: split}))
+        found.append(table.assign(**{HOME: home, SITE: site, SPLIT: split, NAME_OF_FILE: path.stem}))
     return pd.concat(found, ignore_index=True) if len(found) > 1 else found[0]
 
 
@@ -161,6 +164,7 @@ def examples_in_tables(files: Files, paths: Sequence[Path], chosen: Choices) -> 
     """
     table = rows_of(files.root, paths, chosen)
     own = [name for name in table.columns if not name.startswith("@")]
+    refuse_several(files.root, table[own], table[NAME_OF_FILE], chosen)
     index = _index(files)
     image = _column_of_files(table, own, index, masks=False)
     if image:
