@@ -53,6 +53,11 @@ FEW = 3
 @click.option("--slices", type=click.IntRange(1, 1000), metavar="N", help="Take every Nth slice of volumes.")
 @click.option("--window", default="", metavar="C,W", help="Centre and width of the grey values; file: each file's own.")
 @click.option("--without", multiple=True, metavar="A,B", help="Sites that are left out.")
+@click.option("--sheet", default="", metavar="NAME", help="The sheet of Excel files that have several.")
+@click.option("--header", default="", metavar="N|N-M", help="The row of the columns' names, or rows to be joined.")
+@click.option(
+    "--hidden", type=click.Choice(["", "read", "skip"]), default="", help="A sheet's hidden rows and columns."
+)
 @click.option("--new-splits", is_flag=True, help="Draw splits also where the folder has them.")
 @click.option("--yes", is_flag=True, help="Write without asking; what can be read in two ways is refused.")
 @click.option("--dry-run", is_flag=True, help="Show what would be written, and write nothing.")

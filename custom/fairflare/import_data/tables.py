@@ -22,7 +22,7 @@ from fairflare.core.errors import DataError, UserError
 from fairflare.core.validation import flag, in_order, natural, shown, some
 from fairflare.data.readers import geometry
 from fairflare.data.readers.geometry import stem
-from fairflare.data.readers.tables import SUFFIXES, read_columns, read_table
+from fairflare.data.readers.tables import SUFFIXES, read_table
 from fairflare.import_data import columns as read
 from fairflare.import_data.cells import Cells, Row, Sites
 from fairflare.import_data.folders import NAME, images_in_folders, level_table, patients_of
@@ -41,6 +41,7 @@ from fairflare.import_data.proposal import (
 )
 from fairflare.import_data.several_rows import NAME as NAME_OF_FILE
 from fairflare.import_data.several_rows import join_advice, refuse_several
+from fairflare.import_data.workbooks import read_laid_out
 from fairflare.tasks.forms import FORMS
 from fairflare.tasks.own.survival import ends_of
 
@@ -85,6 +86,7 @@ def rows_of(root: Path, paths: Sequence[Path], chosen: Choices) -> pd.DataFrame:
     base = root if root.is_dir() else root.parent
     named = _named(base, paths)
     found: list[pd.DataFrame] = []
+    notes: list[str] = []
     gaps = {ZEROS.sub("", cell) for cell in chosen.missing}
 
     def clean(name: str, column: Sequence[str]) -> Any:
@@ -98,7 +100,7 @@ def rows_of(root: Path, paths: Sequence[Path], chosen: Choices) -> pd.DataFrame:
 
     for path, (site, split) in zip(paths, named, strict=True):
         try:
-            columns = read_columns(path)
+            columns, said = read_laid_out(path, chosen)
         except DataError as error:
             raise UserError(f"init: {error}") from None
         if not any(columns.values()):
@@ -108,8 +110,11 @@ def rows_of(root: Path, paths: Sequence[Path], chosen: Choices) -> pd.DataFrame:
             raise UserError(f"init: {path.name}: {text}; {join_advice(root, paths, chosen)}")
         home = path.parent.relative_to(base).as_posix()
         table = pd.DataFrame({name: clean(name, columns.pop(name)) for name in list(columns)}, dtype=object)
+        notes += said
         found.append(table.assign(**{HOME: home, SITE: site, SPLIT: split, NAME_OF_FILE: path.stem}))
-    return pd.concat(found, ignore_index=True) if len(found) > 1 else found[0]
+    whole = pd.concat(found, ignore_index=True) if len(found) > 1 else found[0]
+    whole.attrs["notes"] = tuple(notes)
+    return whole
 
 
 def _named(base: Path, paths: Sequence[Path]) -> list[tuple[str, str]]:
@@ -163,6 +168,11 @@ def examples_in_tables(files: Files, paths: Sequence[Path], chosen: Choices) -> 
             be read in two ways and nobody can be asked.
     """
     table = rows_of(files.root, paths, chosen)
+    found = _examples(files, paths, table, chosen)
+    return replace(found, notes=(*found.notes, *table.attrs["notes"]))
+
+
+def _examples(files: Files, paths: Sequence[Path], table: pd.DataFrame, chosen: Choices) -> Found:
     own = [name for name in table.columns if not name.startswith("@")]
     refuse_several(files.root, table[own], table[NAME_OF_FILE], chosen)
     index = _index(files)
