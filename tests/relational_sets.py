@@ -142,3 +142,71 @@ def of_synthea(root):
         line["died"] = int(over is not None and 0 <= (over - start).total_seconds() / 86400 <= 365)
         table[who] = line
     return table
+
+
+def redcap(path, n=180, seed=0):
+    """REDCap's longitudinal export: a baseline with repeated labs, and a follow-up with the outcome."""
+    rng = np.random.default_rng(seed)
+    rows = []
+    for k in range(1, n + 1):
+        own = {"record_id": k, "redcap_data_access_group": ("bern", "graz", "wien")[k % 3]}
+        day = pd.Timestamp("2020-01-01") + pd.Timedelta(days=int(rng.integers(0, 500)))
+        age = int(rng.integers(30, 90))
+        base = {"visit_date": f"{day:%Y-%m-%d}", "age": age, "sex": int(rng.integers(1, 3)), "demographics_complete": 2}
+        crp = "" if rng.random() < 0.1 else round(rng.gamma(2, 20), 1)
+        rows.append({**own, "redcap_event_name": "baseline_arm_1", **base, "crp": crp})
+        for number in range(int(rng.integers(0, 5))):
+            when = day + pd.Timedelta(days=int(rng.integers(-60, 60)))
+            lab = {"redcap_repeat_instrument": "labs", "redcap_repeat_instance": number + 1}
+            cells = {"lab_date": f"{when:%Y-%m-%d}", "hb": round(rng.normal(13, 2), 1)}
+            rows.append({**own, "redcap_event_name": "baseline_arm_1", **lab, **cells})
+        happened = int(rng.random() < 1 / (1 + np.exp(-(age - 60) / 12)))
+        late = {"readmitted": happened, "crp_day30": round(rng.gamma(2, 20), 1)}
+        rows.append({**own, "redcap_event_name": "day30_arm_1", **late})
+    names = [*rows[0]][:2] + ["redcap_event_name", "redcap_repeat_instrument", "redcap_repeat_instance"]
+    names += ["visit_date", "age", "sex", "crp", "demographics_complete", "lab_date", "hb", "readmitted", "crp_day30"]
+    table = pd.DataFrame([{name: row.get(name, "") for name in names} for row in rows])
+    table.to_csv(path, index=False)
+
+
+def of_redcap(path):
+    """As ``of_synthea``."""
+    rows = pd.read_csv(path)
+    table = {}
+    for who, own in rows.groupby("record_id"):
+        single = own[own["redcap_repeat_instrument"].isna()]
+        base = single[single["redcap_event_name"] == "baseline_arm_1"].iloc[0]
+        late = single[single["redcap_event_name"] == "day30_arm_1"].iloc[0]
+        labs = own[(own["redcap_repeat_instrument"] == "labs") & (own["lab_date"] <= base["visit_date"])]
+        labs = labs.sort_values("lab_date", kind="stable")
+        line = {"site": base["redcap_data_access_group"], **{name: base[name] for name in ("age", "sex", "crp")}}
+        line |= {"labs_hb_last": labs["hb"].iloc[-1] if len(labs) else None, "labs_hb_count": len(labs)}
+        table[str(who)] = line | {"readmitted": late["readmitted"]}
+    return table
+
+
+def stays(root, n=40, seed=0):
+    """A table of each patient with a row for each hour, in a folder for each hospital."""
+    rng = np.random.default_rng(seed)
+    for site in ("north", "south"):
+        (root / site).mkdir()
+        for k in range(n):
+            hours = int(rng.integers(30, 90))
+            ill = np.zeros(hours, dtype=int)
+            if k % 2:
+                ill[int(rng.integers(25, hours)) :] = 1
+            heart = np.where(rng.random(hours) < 0.2, np.nan, (rng.normal(80, 10) + rng.normal(size=hours)).round(1))
+            table = pd.DataFrame({"hour": range(hours), "heart_rate": heart, "sepsis": ill})
+            table.to_csv(root / site / f"{site[0]}{k:04d}.csv", index=False)
+
+
+def of_stays(root):
+    """As ``of_synthea``: predictors until hour 24, the outcome from there on."""
+    table = {}
+    for path in root.glob("[ns]*/*.csv"):
+        rows = pd.read_csv(path)
+        early, late = rows[rows["hour"] <= 24], rows[rows["hour"] >= 24]
+        heart = early["heart_rate"].dropna()
+        line = {"heart_rate_last": heart.iloc[-1], "heart_rate_mean": heart.mean(), "site": path.parent.name}
+        table[path.stem] = line | {"sepsis": int(late["sepsis"].max())}
+    return table

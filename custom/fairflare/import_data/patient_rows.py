@@ -107,7 +107,7 @@ class Column(Source):
 
     @model_validator(mode="after")
     def _fits(self) -> Column:
-        if needy := [take for take in self.takes if take not in ("count", "any", "since") and not self.column]:
+        if needy := [take for take in self.takes if take not in ("count", "any", "since", "time") and not self.column]:
             raise ValueError(f"take: {needy[0]} needs a column")
         if not self.date and (self.window or "since" in self.takes):
             raise ValueError("a window, and the time since, need a date")

@@ -68,11 +68,12 @@ def read_laid_out(path: Path, chosen: Choices) -> tuple[dict[str, list[str]], li
             row = int(place.split()[-1])
             if row < first or (skips and row in layout.rows):
                 continue
+            cells = _carried(cells) if row < last else cells
             cells = [cell for k, cell in enumerate(cells) if not (skips and k in layout.columns)]
             if row > last and not head:
                 raise DataError("unreadable", f"table {path.name}: expected names in row {first}, got an empty one")
             if row <= last:
-                head.append(_carried(cells) if row < last else cells)
+                head.append(cells)
             if row == last:
                 yield place, _joined(head)
             elif row > last:
