@@ -284,3 +284,39 @@ def test_a_sheet_that_is_not_there_and_a_header_that_is_none(tmp_path, capsys):
     ):
         code, _, err = call(capsys, "init", tmp_path / "b.xlsx", "--dry-run", *flags)
         assert code == 2 and says in err, err
+
+
+def test_a_model_predicts_new_tables_by_its_mapping(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("old", "new"):
+        (tmp_path / name).mkdir()
+        relational_sets.stays(tmp_path / name, n=40 if name == "old" else 12, seed=len(name))
+    assert call(capsys, "init", "old", "--mapping", "m.yaml", "--label", "sepsis")[0] == 0
+    assert call(capsys, "init", "old", "--mapping", "m.yaml", "--yes")[0] == 0
+    code, _, err = call(capsys, "run", "fedavg", "--data", "old", "--set", "rounds=1", "--no-solo", "--out", "run")
+    assert code == 0, err
+    code, _, err = call(capsys, "predict", "run", "new", "--mapping", "old/fairflare/mapping.yaml", "--out", "found")
+    assert code == 0, err
+    predicted, whose = (pd.read_csv(tmp_path / "found" / f"{name}.csv") for name in ("predictions", "rows"))
+    assert len(predicted) == len(whose) == 24 and set(whose["patient"]) == set(
+        relational_sets.of_stays(tmp_path / "new")
+    )
+
+
+def test_events_are_excluded_and_earlier_outcomes_named(tmp_path):
+    small(tmp_path)
+    text = TIMES.replace("take: time", "take: any").replace(", take: each", "").replace("[1, 90]", "[70, 90]")
+    found = made(tmp_path, text)
+    assert any(note.startswith("1 rows have an earlier dead, too (exclude:") for note in found.notes)
+    text += "exclude:\n  - {table: deaths.csv, date: died, window: [0, 60]}\n"
+    found = made(tmp_path, text)
+    assert list(found.table["id"]) == ["2", "3"] and "1 events are excluded by deaths.csv" in found.notes
+
+
+def test_a_frame_of_redcap_is_refused_without_a_path(tmp_path):
+    from fairflare.import_data.write import imported
+
+    relational_sets.redcap(tmp_path / "export.csv")
+    with pytest.raises(UserError, match="of 180 record_id") as caught:
+        imported(pd.read_csv(tmp_path / "export.csv"), tmp_path / "data", Choices(label="readmitted"))
+    assert str(caught.value).startswith("data: REDCap") and "/" not in str(caught.value).replace("docs/", "")

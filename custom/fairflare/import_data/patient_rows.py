@@ -7,9 +7,10 @@ so that nothing that is known only afterwards can become a predictor.
 
 from __future__ import annotations
 
+import contextlib
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -27,6 +28,7 @@ from fairflare.import_data.labels import as_iso, known_after
 from fairflare.import_data.proposal import Choices, Tell, is_missing, nothing, root_name
 from fairflare.import_data.several_rows import FILE, HOME, advice, proposed, set_of
 from fairflare.import_data.tables import is_patient_column, rows_of, tables_in
+from fairflare.tasks.kinds.own import INSIDE
 
 SECONDS = {"minutes": 60.0, "hours": 3600.0, "days": 86400.0, "years": 365.25 * 86400.0}
 NUMERIC = ("min", "max", "mean", "sum")
@@ -52,12 +54,14 @@ class Source(Part):
 
     Attributes:
         table: its path in the folder, or a pattern such as "stays/*.csv" for tables of the same columns.
+        sheet: of an Excel file with several.
         key: its column of the patient, or {column of the index or the result: its column}; that of the mapping else.
         date: its column of dates, or of numbers that count from the index.
         where: column -> the value, or the values, that a row must have; "" an empty cell.
     """
 
     table: str = Field(min_length=1)
+    sheet: str = ""
     key: str | dict[str, str] = ""
     date: str = ""
     where: dict[str, Scalar | list[Scalar]] = {}
@@ -82,6 +86,12 @@ class Index(Source):
     def named(self) -> dict[str, str]:
         """Name in the result -> column."""
         return self.columns if isinstance(self.columns, dict) else {name: name for name in self.columns}
+
+
+class Exclusion(Source):
+    """Events with a row of the table in the window, by default at the index or before, are no rows of the result."""
+
+    window: Window | None = Field(None, strict=False)
 
 
 class Column(Source):
@@ -155,6 +165,7 @@ class RowMapping(Part):
     missing: list[Scalar] = []
     site: str = ""
     index: Index
+    exclude: list[Exclusion] = []
     columns: list[Predictor] = []
     outcome: Outcome | None = None
 
@@ -222,17 +233,18 @@ class _Maker:
         self.home, self.root, self.mapping, self.tell = (root if root.is_dir() else root.parent), root, mapping, tell
         self.until = time.monotonic() + MOST_SECONDS
         self.gaps = {_plain(as_cell(cell)) for cell in mapping.missing}
-        self.tables: dict[str, pd.DataFrame] = {}
+        self.tables: dict[tuple[str, str], pd.DataFrame] = {}
         self.cells = 0
-        self.needs: dict[str, set[str]] = {}
+        self.needs: dict[tuple[str, str], set[str]] = {}
         outcome = mapping.outcome
-        for one in (mapping.index, *mapping.columns, *([outcome] if outcome else [])):
+        for one in (mapping.index, *mapping.exclude, *mapping.columns, *([outcome] if outcome else [])):
             self._need(one, getattr(one, "column", ""))
         if outcome and outcome.until:
             self._need(outcome.until, "")
-        for one in (*mapping.columns, *([outcome] if outcome else [])):
-            self.needs[mapping.index.table] |= {name for name in self.keys(one) if name not in mapping.names}
-        self.needs[mapping.index.table] |= {*mapping.index.named.values()}
+        own = {*mapping.index.named.values()}
+        for one in (*mapping.exclude, *mapping.columns, *([outcome] if outcome else [])):
+            own |= {name for name in self.keys(one) if name not in mapping.names}
+        self.needs[mapping.index.table, mapping.index.sheet] |= own
         self.late: dict[str, int] = {}
         self.notes: list[str] = []
 
@@ -249,17 +261,20 @@ class _Maker:
     def _need(self, one: Source, column: str) -> None:
         own = {*one.where, one.date, column, *(self.keys(one).values() if one is not self.mapping.index else ())}
         own |= {self._patient} if one is self.mapping.index else set()
-        self.needs.setdefault(one.table, set()).update(own - {""})
+        self.needs.setdefault((one.table, one.sheet), set()).update(own - {""})
 
-    def read(self, pattern: str) -> pd.DataFrame:
+    def read(self, pattern: str, sheet: str) -> pd.DataFrame:
         """The columns that the mapping names of a table, or of all that a pattern matches."""
-        if pattern in self.tables:
-            return self.tables[pattern]
-        home, parts = self.home.resolve(), []
+        if (pattern, sheet) in self.tables:
+            return self.tables[pattern, sheet]
+        needs = sorted(self.needs[pattern, sheet])
+        parts = []
         if Path(pattern).is_absolute() or ".." in Path(pattern).parts:
             raise UserError(f"mapping: table: expected a path inside the folder, got {shown(pattern)}")
         paths = sorted(self.home.glob(pattern), key=lambda path: natural(str(path)))[: MOST_FILES + 1]
-        paths = [path for path in paths if path.is_file() and path.resolve().is_relative_to(home)]
+        paths = [path for path in paths if self._may_be_read(path)]
+        if self.root.is_file() and len(self.needs) == 1:  # a newer export may have another name
+            paths = [self.root]
         if not paths:
             files = [path.name for path in sorted(self.home.iterdir()) if path.is_file()]
             raise UserError(f"mapping: table: expected a file among {some(files, 12)}, got {shown(pattern)}")
@@ -267,13 +282,13 @@ class _Maker:
             raise UserError(f"mapping: table {pattern}: expected at most {MOST_FILES:,} files, got more")
         for number, path in enumerate(paths, start=1):
             self.tell("tables", number)
-            columns = read_columns(path)
+            columns = read_columns(path, sheet)
             n = len(next(iter(columns.values()), ()))
             columns |= {FILE: [path.stem] * n, HOME: [path.parent.name] * n}
-            for name in sorted(self.needs[pattern]):
+            for name in needs:
                 if name not in columns:
                     raise UserError(f"mapping: {path.name}: {unlisted('column', name, [*columns])}")
-            own = pd.DataFrame({name: columns[name] for name in sorted(self.needs[pattern])}, dtype=object)
+            own = pd.DataFrame({name: columns[name] for name in needs}, dtype=object)
             self.cells += own.size
             self.bound(path.name, self.cells, LIMITS.cells, "cells of all tables")
             parts.append(own)
@@ -283,8 +298,13 @@ class _Maker:
                 text: "" if is_missing(text) or _plain(text) in self.gaps else text for text in table[name].unique()
             }
             table[name] = table[name].map(texts)
-        self.tables[pattern] = table
+        self.tables[pattern, sheet] = table
         return table
+
+    def _may_be_read(self, path: Path) -> bool:
+        """Whether it is a file inside the folder, but not one that ``init`` has written."""
+        inside = path.resolve().is_relative_to(self.home.resolve())
+        return inside and path.is_file() and path.relative_to(self.home).parts[0] != INSIDE
 
     def bound(self, what: str, got: int, most: int, unit: str) -> None:
         """Raise UserError where there is more, or where all has taken too long."""
@@ -295,7 +315,7 @@ class _Maker:
 
     def rows(self, one: Source) -> pd.DataFrame:
         """The rows of ``one`` that are as its ``where`` says."""
-        table = self.read(one.table)
+        table = self.read(one.table, one.sheet)
         for name, value in one.where.items():
             texts = {_plain(as_cell(each)) for each in (value if isinstance(value, list) else [value])}
             table = table[table[name].map(_plain).isin(texts)]
@@ -345,6 +365,13 @@ class _Maker:
                 raise UserError(f"mapping: index: after: {text}, got {index.after:g} {self.mapping.unit}")
         else:
             base[TIME] += index.after
+        for other in self.mapping.exclude:
+            pairs = self.pairs(base.assign(**{ROW: range(len(base))}), {}, other, other.window or (None, 0.0))
+            gone = base.index.isin(pairs[ROW])
+            base = base[~gone].reset_index(drop=True)
+            self.notes.append(f"{int(gone.sum()):,} events are excluded by {other.table}")
+        if base.empty:
+            raise UserError(f"mapping: {index.table}: expected rows of an index, got none that is not excluded")
         base[ROW] = np.arange(len(base))
         result = {self.mapping.patient: base[self._patient]}
         result |= {DATE: base[TIME].map(as_cell)} if self.dated else {}
@@ -383,7 +410,7 @@ class _Maker:
         self.bound(one.table, int(counts.sum()), MOST_PAIRS, "rows at all events")
         merged = left.assign(**{ROW: base[ROW]}).merge(right.assign(at=right.index), on=both)
         pairs = table.loc[merged["at"]].assign(**{ROW: merged[ROW].to_numpy()})
-        if not one.date:
+        if not one.date:  # no window then
             return pairs.sort_values(ROW, kind="stable")
         known = (pairs[one.date] != "").to_numpy()
         if not known.all():
@@ -433,7 +460,7 @@ class _Maker:
         cells = pd.Series("", index=range(n), dtype=object)
         cells.loc[found.index] = [as_cell(value) for value in found]
         if not found.size:
-            raise UserError(f"mapping: {one.name}: no event has a row of {one.table} in the window")
+            self.notes.append(f"{one.name}: no event has a row of {one.table} with a value in the window")
         return cells
 
     def outcome(self, base: pd.DataFrame, result: Mapping[str, pd.Series], one: Outcome) -> dict[str, pd.Series]:
@@ -443,6 +470,11 @@ class _Maker:
         if one.take not in ("any", "time"):
             return {one.name: self.taken(one, one.take, pairs, len(base))}
         happened = self.taken(one, "any", pairs, len(base))
+        before = (
+            self.pairs(base, result, one, (None, np.nextafter(first or 0.0, -np.inf)))[ROW].nunique() if one.date else 0
+        )
+        if before:
+            self.notes.append(f"{before:,} rows have an earlier {one.name}, too (exclude: leaves such rows out)")
         if not one.until:
             return {one.name: happened}
         seen = self.pairs(base, result, one.until, (None, None)).groupby(ROW)[TIME].max().reindex(range(len(base)))
@@ -480,9 +512,19 @@ def _numbers(texts: pd.Series) -> pd.Series:
     return pd.to_numeric(texts, errors="coerce").fillna(clock[0] + clock[1] / 60)
 
 
+@contextlib.contextmanager
+def as_table(root: Path, mapping: RowMapping, tell: Tell = nothing) -> Iterator[tuple[Path, tuple[str, ...]]]:
+    """Within: the path of a CSV file of ``patient_rows``, and the notes."""
+    made = patient_rows(root, mapping, tell)
+    with tempfile.TemporaryDirectory(prefix="fairflare_") as scratch:
+        table = Path(scratch, f"{root_name(root)}.csv")
+        made.table.to_csv(table, index=False)
+        yield table, made.notes
+
+
 def look_at_rows(root: Path, mapping: RowMapping, chosen: Choices, tell: Tell = nothing) -> Proposal:
     """What ``look`` finds in the table that ``mapping`` makes of ``root``; raises UserError as both do."""
-    made, outcome = patient_rows(root, mapping, tell), mapping.outcome
+    outcome = mapping.outcome
     dated = [one.name if len(one.takes) == 1 else f"{one.name}_{take}" for one in mapping.columns for take in one.takes]
     keep = tuple(name for name in dated if known_after(name) and name != mapping.site)  # its window says that it is not
     given: dict[str, Any] = {"patient": chosen.patient or mapping.patient, "keep": (*chosen.keep, *keep)}
@@ -492,15 +534,13 @@ def look_at_rows(root: Path, mapping: RowMapping, chosen: Choices, tell: Tell = 
         given["label"] = outcome.name
     if mapping.site and not chosen.site:
         given["site"] = mapping.site
-    with tempfile.TemporaryDirectory(prefix="fairflare_") as scratch:
-        table = Path(scratch, f"{root_name(root)}.csv")
-        made.table.to_csv(table, index=False)
+    with as_table(root, mapping, tell) as (table, notes):
         try:
             proposal = look(table, replace(chosen, **given), tell)
         except UserError as error:
             raise UserError(str(error).replace(str(table), str(root))) from None
     found = proposal.found
-    return replace(proposal, found=replace(found, notes=(*made.notes, *found.notes)))
+    return replace(proposal, found=replace(found, notes=(*notes, *found.notes)))
 
 
 def propose(root: Path, chosen: Choices) -> str:
