@@ -5,6 +5,7 @@ import json
 import math
 import re
 import shlex
+from pathlib import Path
 
 import pandas as pd
 import pytest
@@ -320,3 +321,22 @@ def test_a_frame_of_redcap_is_refused_without_a_path(tmp_path):
     with pytest.raises(UserError, match="of 180 record_id") as caught:
         imported(pd.read_csv(tmp_path / "export.csv"), tmp_path / "data", Choices(label="readmitted"))
     assert str(caught.value).startswith("data: REDCap") and "/" not in str(caught.value).replace("docs/", "")
+
+
+def test_the_mapping_of_the_docs_reads_an_omop_extract(tmp_path):
+    more = {
+        "person": "person_id,birth_datetime,care_site_id\n" + "".join(f"{k},1950-01-01,{k % 2}\n" for k in range(40))
+    }
+    more["visit_occurrence"] = "person_id,visit_start_date,visit_concept_id\n" + "".join(
+        f"{k},2020-01-{day},{concept}\n" for k in range(40) for day, concept in (("01", 9202), ("05", "9201.0"))
+    )
+    more["observation_period"] = "person_id,observation_period_end_date\n" + "".join(
+        f"{k},2020-0{1 + (k + 1) % 4}-20\n" for k in range(40)
+    )
+    for name, text in (OMOP | more).items():
+        (tmp_path / f"{name}.csv").write_text(text)
+    page = (Path(__file__).parents[2] / "docs" / "data.md").read_text(encoding="utf-8")
+    text = page.partition("## Several rows a patient")[2].partition("```yaml\n")[2].partition("```")[0]
+    table = made(tmp_path, text).table.set_index("person_id")
+    assert list(table.loc["1"]) == ["2020-01-05", "1", str(25571 / 365.25), "5.1", "5.1", "2", "0", "0"]
+    assert table.at["2", "died"] == "1" and table.at["3", "died"] == "" and table.at["5", "crea_last"] == "5.5"
