@@ -7,6 +7,7 @@ import csv
 import shlex
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -81,6 +82,7 @@ def init(folder: Path, mapping: Path | None, yes: bool, dry_run: bool, as_json: 
     with Counter("looking at the data") as counter:
         from fairflare.import_data.detect import look
         from fairflare.import_data.proposal import Choices, refuse
+        from fairflare.import_data.several_rows import note_on
         from fairflare.import_data.write import contents, lines, refuse_existing, summary, write
 
         root = folder.parent if folder.is_file() else folder
@@ -90,15 +92,16 @@ def init(folder: Path, mapping: Path | None, yes: bool, dry_run: bool, as_json: 
             if not yes and not asks:
                 raise UserError("init: expected --yes or --dry-run where nobody can be asked")
         chosen = Choices(**_chosen(given), ask=partial(_ask, counter) if asks else refuse)
-        from fairflare.import_data.patient_rows import checked, look_at_rows, with_note
-
         if mapping:
             from fairflare.cli.run import read_run_file
+            from fairflare.import_data.patient_rows import checked, look_at_rows
 
             rules = checked(read_run_file(mapping, "mapping"), mapping.name)
             proposal = look_at_rows(folder, rules, chosen, counter.saw)
         else:
-            proposal = with_note(folder, look(folder, chosen, counter.saw), chosen)
+            proposal = look(folder, chosen, counter.saw)
+            notes = (*proposal.found.notes, *note_on(folder, proposal.found, chosen))
+            proposal = replace(proposal, found=replace(proposal.found, notes=notes))
         files = contents(root, proposal.found, bool(proposal.links))
         files |= {"mapping.yaml": mapping.read_text(encoding="utf-8")} if mapping else {}
     if as_json:

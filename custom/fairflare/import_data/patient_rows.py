@@ -26,7 +26,7 @@ from fairflare.data.readers.tables import as_cell, read_columns
 from fairflare.import_data.detect import Proposal, look
 from fairflare.import_data.labels import as_iso, known_after
 from fairflare.import_data.proposal import Choices, Tell, is_missing, nothing, root_name
-from fairflare.import_data.several_rows import FILE, HOME, advice, proposed, set_of
+from fairflare.import_data.several_rows import FILE, HOME, proposed, set_of
 from fairflare.import_data.tables import is_patient_column, rows_of, tables_in
 from fairflare.tasks.kinds.own import INSIDE
 
@@ -121,8 +121,9 @@ class Column(Source):
             raise ValueError(f"take: {needy[0]} needs a column")
         if not self.date and (self.window or "since" in self.takes):
             raise ValueError("a window, and the time since, need a date")
-        if self.window and None not in self.window and self.window[0] > self.window[1]:  # type: ignore[operator]
-            raise ValueError(f"window: expected its beginning first, got {list(self.window)}")
+        low, high = self.window or (None, None)
+        if low is not None and high is not None and low > high:
+            raise ValueError(f"window: expected its beginning first, got {low:g} and {high:g}")
         return self
 
 
@@ -145,7 +146,7 @@ class Outcome(Column):
             of one who was not.
     """
 
-    take: Take | Literal["time"] = "any"  # type: ignore[assignment]
+    take: Take | Literal["time"] = "any"  # type: ignore[assignment]  # one way more, and one alone
     until: Source | None = None
 
     @model_validator(mode="after")
@@ -553,13 +554,3 @@ def propose(root: Path, chosen: Choices) -> str:
     table = rows_of(root, paths, chosen)
     people = [name for name in table.columns if is_patient_column(name)]
     return proposed(root, paths, table, chosen.patient or next(iter(people), ""), chosen)
-
-
-def with_note(root: Path, proposal: Proposal, chosen: Choices) -> Proposal:
-    """``proposal`` with a note where patients have several rows of a table, each of which is an example."""
-    found = proposal.found
-    n, whose = len(found.examples), {one.patient for one in found.examples if one.patient}
-    if not found.form.table or not 0 < len(whose) < n:
-        return proposal
-    note = f"{n} rows of {len(whose)} patients: each row is an example; one row of each: {advice(root, chosen)}"
-    return replace(proposal, found=replace(found, notes=(*found.notes, note)))

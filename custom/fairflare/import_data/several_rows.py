@@ -15,7 +15,7 @@ from fairflare.core.errors import UserError
 from fairflare.core.validation import flag, some
 from fairflare.data.readers.tables import read_columns
 from fairflare.import_data.labels import AGE, WORDS, bare, is_date
-from fairflare.import_data.proposal import Choices
+from fairflare.import_data.proposal import Choices, Found
 
 EVENT, INSTRUMENT, GROUP = "redcap_event_name", "redcap_repeat_instrument", "redcap_data_access_group"
 TIMES = ("hour", "hours", "time", "iculos", "minute", "minutes", "day", "days", "offset", "zeit", "stunde", "tag")
@@ -322,3 +322,12 @@ def _relational(home: Path, paths: Sequence[Path]) -> tuple[Known, list[str]]:
         content["outcome"] = {"name": "died", **of_death, "window": [0, 365], "take": "any"}
     notes = [f"{form}: predictors by the first row of {file(start)} of each patient, the {MOST_CODES} commonest codes."]
     return content, notes
+
+
+def note_on(root: Path, found: Found, chosen: Choices) -> tuple[str, ...]:
+    """What to say where patients have several rows of a table, each of which is an example."""
+    n, whose = len(found.examples), {one.patient for one in found.examples if one.patient}
+    if not found.form.table or not 0 < len(whose) < n:
+        return ()
+    text = f"{n} rows of {len(whose)} patients: each row is an example"
+    return (f"{text}; one row of each: {advice(root, chosen)}",)

@@ -46,6 +46,7 @@ MISSING = frozenset({"", "na", "n/a", "nan", "null", "none", "?", "-", ".", "#n/
 """What stands for a missing number, in small letters."""
 ROWS_LOOKED_AT = 50
 """Lines that show what delimits the cells."""
+Rows = Iterable[tuple[str, list[str]]]
 
 ENGLISH = re.compile(r"[+-]?[1-9]\d{0,2}(,\d{3})+")
 GERMAN = re.compile(r"[+-]?[1-9]\d{0,2}(\.\d{3})+")
@@ -75,13 +76,7 @@ def read_table(path: Path) -> pd.DataFrame:
     return pd.DataFrame(read_columns(path), dtype=object)
 
 
-Rows = Iterable[tuple[str, list[str]]]
-"""Rows of text or Excel with their places: "line 1" or "row 1"."""
-
-
-def read_columns(
-    path: Path, sheet: str = "", arranged: Callable[[Rows], Rows] = lambda rows: rows
-) -> dict[str, list[str]]:
+def read_columns(path: Path, sheet: str = "", arranged: Callable[[Rows], Rows] = iter) -> dict[str, list[str]]:
     """Column -> its cells, as ``read_table`` reads them; ``arranged`` gives the names, then the rows below them."""
     suffix, until = path.suffix.lower(), time.monotonic() + LIMITS.seconds
     if what := unread(path.name):
@@ -378,12 +373,8 @@ def _old_workbook(path: Path) -> Sheets:
     check(f"table {path.name}", workbook=path.stat().st_size)
     with pd.ExcelFile(path) as book:
         as_is: dict[str, Any] = {"header": None, "dtype": object, "na_filter": False}
-        sheets = {str(name): pd.read_excel(book, sheet_name=name, **as_is) for name in book.sheet_names}
-    return {name: partial(_rows_of, sheet) for name, sheet in sheets.items()}
-
-
-def _rows_of(sheet: pd.DataFrame) -> Iterator[list[str]]:
-    return ([as_cell(cell) for cell in cells] for cells in sheet.itertuples(index=False, name=None))
+        sheets = {str(name): pd.read_excel(book, sheet_name=name, **as_is).map(as_cell) for name in book.sheet_names}
+    return {name: sheet.to_numpy().tolist for name, sheet in sheets.items()}
 
 
 def _parquet(path: Path, until: float) -> dict[str, list[str]]:
