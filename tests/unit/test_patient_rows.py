@@ -340,3 +340,29 @@ def test_the_mapping_of_the_docs_reads_an_omop_extract(tmp_path):
     table = made(tmp_path, text).table.set_index("person_id")
     assert list(table.loc["1"]) == ["2020-01-05", "1", str(25571 / 365.25), "5.1", "5.1", "2", "0", "0"]
     assert table.at["2", "died"] == "1" and table.at["3", "died"] == "" and table.at["5", "crea_last"] == "5.5"
+
+
+CLOCKS = {
+    "zones": ("2020-01-05T10:00:00+02:00", ["2020-01-05T08:00:00Z", "2020-01-05T08:01:00Z", "2020-01-05"], "1"),
+    "days of an index with times": ("2020-01-05 10:00", ["2020-01-05", "2020-01-04"], "1"),
+    "times at an index of days": ("2020-01-05", ["2020-01-05 23:00", "2020-01-06 00:00"], "1"),
+    "days before months": ("13.01.2020", ["12.01.2020 13:30", "14.01.2020 00:10", "01.02.2020"], "1"),
+    "numbers": ("30", ["29.5", "31", "30"], "2"),
+    "no rows": ("30", [], "0"),
+}
+
+
+@each("name", CLOCKS)
+def test_what_is_dated_after_the_index_is_not_counted_however_it_is_written(name, tmp_path):
+    start, dates, n = CLOCKS[name]
+    (tmp_path / "v.csv").write_text(f"id,day\n1,{start}\n")
+    (tmp_path / "l.csv").write_text("id,when\n" + "".join(f"1.0,{date}\n" for date in dates))
+    text = "patient: id\nindex: {table: v.csv, date: day}\n"
+    text += "columns: [{name: x, table: l.csv, date: when, take: count}]\n"
+    assert list(made(tmp_path, text).table["x"]) == [n]
+
+
+def test_dates_that_may_be_read_in_two_ways_are_refused(tmp_path):
+    (tmp_path / "v.csv").write_text("id,day\n1,01/02/2020\n")
+    with pytest.raises(UserError, match="v.csv: day: expected dates such as 2024-01-31 13:05, got '01/02/2020'"):
+        made(tmp_path, "patient: id\nindex: {table: v.csv, date: day, columns: [day]}\n")

@@ -199,6 +199,8 @@ def checked(content: Mapping[str, Any], name: str) -> RowMapping:
         for one in error.errors(include_url=False):
             place = ".".join(str(part + 1 if isinstance(part, int) else part) for part in one["loc"][:3])
             text = one["msg"].removeprefix("Value error, ")
+            if isinstance(one["input"], bool):
+                text = "expected a text or a number (yes, no, true and false in quotes)"
             got = f", got {shown(one['input'])}" if one["type"] not in ("missing", "value_error") else ""
             said.setdefault(place, f"{place}: {text}{got}" if place else text)
         raise UserError(f"mapping {name}: {'; '.join(said.values())}") from None
@@ -410,6 +412,8 @@ class _Maker:
         counts = left.groupby(both).size().mul(right.groupby(both).size(), fill_value=0)
         self.bound(one.table, int(counts.sum()), MOST_PAIRS, "rows at all events")
         merged = left.assign(**{ROW: base[ROW]}).merge(right.assign(at=right.index), on=both)
+        if merged.empty and len(right):
+            self.notes.append(f"{one.table}: no {some([*keys.values()])} is one of {self.mapping.index.table}")
         pairs = table.loc[merged["at"]].assign(**{ROW: merged[ROW].to_numpy()})
         if not one.date:  # no window then
             return pairs.sort_values(ROW, kind="stable")
@@ -418,15 +422,15 @@ class _Maker:
             self.notes.append(f"{int((~known).sum()):,} rows of {one.table} have no {one.date} and do not enter")
         pairs = pairs[known]
         start, when = base[TIME].to_numpy()[pairs[ROW]], self.times(one, pairs[one.date])
-        days, unit = None, SECONDS[self.mapping.unit]
+        unit = SECONDS[self.mapping.unit]
         if self.dated:
             if not self.timed:
                 when = when.dt.normalize()
-            days = self.timed and bool((when == when.dt.normalize()).all())  # such a day is known when it is over
-            ends = when + pd.Timedelta(86399, unit="s") if days else when
+            day, start = when.dt.normalize(), pd.Series(start, index=when.index)
+            is_day = self.timed & (~pairs[one.date].astype(str).str.contains(":") | (when == day).all())
+            ends = when.where(~is_day, day + pd.Timedelta(86399, unit="s"))  # a day is known when it is over
             place = (ends - start).dt.total_seconds() / unit
-            since = -((when - pd.Series(start, index=when.index).dt.normalize()) if days else (when - start))
-            since = since.dt.total_seconds() / unit
+            since = (start.where(~is_day, start.dt.normalize()) - when).dt.total_seconds() / unit
         else:
             place = when - start
             since = -place
