@@ -15,7 +15,7 @@ import pandas as pd
 from fairflare.core.errors import DataError, UserError
 from fairflare.core.validation import flag, shown, some
 from fairflare.data.readers.limits import check
-from fairflare.data.readers.tables import EXCEL, MISSING, Rows, read_columns
+from fairflare.data.readers.tables import EXCEL, MISSING, NUMBER, Rows, read_columns
 from fairflare.import_data.proposal import Choices, Reading
 
 HEADER = re.compile(r"([1-9]\d{0,2})(?:-([1-9]\d{0,2}))?")
@@ -23,7 +23,7 @@ HIDDEN_ROW = re.compile(rb'<(?:\w+:)?row\b(?=[^>]*\bhidden="(?:1|true)")[^>]*\br
 HIDDEN_COLUMN = re.compile(rb'<(?:\w+:)?col\b(?=[^>]*\bhidden="(?:1|true)")[^>]*>')
 ENDS = re.compile(rb'\b(min|max)="(\d+)"')
 MERGED = re.compile(rb'<(?:\w+:)?mergeCell\b[^>]*\bref="([A-Z]{1,3})(\d{1,7}):([A-Z]{1,3})(\d{1,7})"')
-MOST_MERGED, LAST_COLUMN, FIRST_ROWS, MOSTLY = 100_000, 16_384, 20, 0.9
+MOST_MERGED, LAST_COLUMN, FIRST_ROWS = 100_000, 16_384, 20
 
 
 @dataclass(frozen=True)
@@ -207,10 +207,14 @@ def _ask_second(path: Path, columns: dict[str, list[str]], chosen: Choices) -> N
     """Refuse a table whose first row is words above numbers: a second row of names, or units."""
     odd = []
     for name, cells in columns.items():
-        if len(cells) < FIRST_ROWS or cells[0].lower() in MISSING:
+        if len(cells) < FIRST_ROWS or cells[0].lower() in MISSING or NUMBER.fullmatch(cells[0]):
             continue
-        numbers = pd.to_numeric(pd.Series([cell for cell in cells if cell.lower() not in MISSING]), errors="coerce")
-        if pd.isna(numbers.iloc[0]) and numbers.iloc[1:].notna().all() and len(numbers) > 1:
+        numbers = [cell for cell in cells[1:] if cell.lower() not in MISSING]
+        if (
+            numbers
+            and NUMBER.fullmatch(numbers[0])
+            and pd.to_numeric(pd.Series(numbers), errors="coerce").notna().all()
+        ):
             odd.append((name, cells[0]))
     if len(odd) >= 2:
         text = f"{path.name}: row 2 holds words above numbers, such as {shown(odd[0][1])} in {shown(odd[0][0])}"
