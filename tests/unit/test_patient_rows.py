@@ -151,7 +151,6 @@ outcome: {name: dead, table: deaths.csv, date: died, window: [1, 90], take: time
 
 
 def small(root):
-    (root / "visits.csv").write_text("id,day,stay\n1,2020-01-01,a\n1,2020-01-31,b\n2,01.01.2020,c\n3,2020-01-01,d\n")
     (root / "visits.csv").write_text("id,day,stay\n1,2020-01-01,a\n1,2020-01-31,b\n2,2020-01-01,c\n3,2020-01-01,d\n")
     (root / "deaths.csv").write_text("id,died\n1,2020-03-01\n")
     (root / "seen.csv").write_text("id,last\n1,2020-03-01\n2,2020-02-01\n3,2021-01-01\n")
