@@ -60,6 +60,7 @@ ELSEWHERE = {
     r"python benchmarks/": "tests/unit/test_benchmarks.py",
     r"fairflare (init|run) .*(--kind (regression|multilabel|ordinal) |--data covid )": "tests/unit/test_outcomes.py",
     r"fairflare (init|run|predict) .*(scans/|\.nii\.gz)": "tests/unit/test_volume_runs.py",
+    r"fairflare (init|predict) .*--mapping": "tests/unit/test_patient_rows.py",
     r"fairflare \w+ .*(FOLDER|NEW\.csv|OTHER\.csv)": "tests/unit/test_survival_tables.py",
     r"fairflare (run fedavg --task |paper flamby-)tcga-brca": "lab/tests/datasets/test_tcga_brca.py",
     r"fairflare risk ": "tests/unit/test_membership.py",

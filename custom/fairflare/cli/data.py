@@ -7,6 +7,7 @@ import csv
 import shlex
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -51,14 +52,22 @@ FEW = 3
 @click.option("--event-value", multiple=True, metavar="A,B", help="Its cells that say so; 1 or a word such as dead.")
 @click.option("--until", default="", metavar="DATE", help="The last day of observation, where no date is no event.")
 @click.option("--horizons", default="", metavar="T,T", help="Until when survival is asked for: one time, or several.")
+@click.option(
+    "--mapping", type=options.PATH, metavar="FILE", help="A YAML file by which several rows of a patient become one."
+)
 @click.option("--slices", type=click.IntRange(1, 1000), metavar="N", help="Take every Nth slice of volumes.")
 @click.option("--window", default="", metavar="C,W", help="Centre and width of the grey values; file: each file's own.")
 @click.option("--without", multiple=True, metavar="A,B", help="Sites that are left out.")
+@click.option("--sheet", default="", metavar="NAME", help="The sheet of Excel files that have several.")
+@click.option("--header", default="", metavar="N|N-M", help="The row of the columns' names, or rows to be joined.")
+@click.option(
+    "--hidden", type=click.Choice(["", "read", "skip"]), default="", help="A sheet's hidden rows and columns."
+)
 @click.option("--new-splits", is_flag=True, help="Draw splits also where the folder has them.")
 @click.option("--yes", is_flag=True, help="Write without asking; what can be read in two ways is refused.")
 @click.option("--dry-run", is_flag=True, help="Show what would be written, and write nothing.")
 @options.json_option
-def init(folder: Path, yes: bool, dry_run: bool, as_json: bool, **given: Any) -> None:
+def init(folder: Path, mapping: Path | None, yes: bool, dry_run: bool, as_json: bool, **given: Any) -> None:
     """Look at FOLDER (or a table), the images or tables of one site or of several, and write lists that a run reads.
 
     Images with masks beside them or in a folder of their own, a folder for each class, DICOM archives, the Decathlon's
@@ -72,9 +81,12 @@ def init(folder: Path, yes: bool, dry_run: bool, as_json: bool, **given: Any) ->
     """
     from fairflare.studies.display import Counter
 
+    if mapping and not mapping.exists():
+        return _propose(folder, mapping, dry_run, given)
     with Counter("looking at the data") as counter:
         from fairflare.import_data.detect import look
         from fairflare.import_data.proposal import Choices, refuse
+        from fairflare.import_data.several_rows import note_on
         from fairflare.import_data.write import contents, lines, refuse_existing, summary, write
 
         root = folder.parent if folder.is_file() else folder
@@ -83,11 +95,19 @@ def init(folder: Path, yes: bool, dry_run: bool, as_json: bool, **given: Any) ->
             refuse_existing(root)
             if not yes and not asks:
                 raise UserError("init: expected --yes or --dry-run where nobody can be asked")
-        given |= {key: _names(given[key]) for key in LISTS} | {"kind": given["kind"] or ""}
-        given |= {"slices": given["slices"] or 0, "ask": partial(_ask, counter) if asks else refuse}
-        chosen = Choices(**given)
-        proposal = look(folder, chosen, counter.saw)
+        chosen = Choices(**_chosen(given), ask=partial(_ask, counter) if asks else refuse)
+        if mapping:
+            from fairflare.cli.run import read_run_file
+            from fairflare.import_data.patient_rows import checked, look_at_rows
+
+            rules = checked(read_run_file(mapping, "mapping"), mapping.name)
+            proposal = look_at_rows(folder, rules, chosen, counter.saw)
+        else:
+            proposal = look(folder, chosen, counter.saw)
+            notes = (*proposal.found.notes, *note_on(folder, proposal.found, chosen))
+            proposal = replace(proposal, found=replace(proposal.found, notes=notes))
         files = contents(root, proposal.found, bool(proposal.links))
+        files |= {"mapping.yaml": mapping.read_text(encoding="utf-8")} if mapping else {}
     if as_json:
         console.dump(summary(root, proposal, files))
     else:
@@ -98,6 +118,26 @@ def init(folder: Path, yes: bool, dry_run: bool, as_json: bool, **given: Any) ->
     if not as_json:
         named = shlex.quote(str(root))
         console.say(f"written: {written}\nnext:\n  fairflare preflight {named}\n  fairflare run fedavg --data {named}")
+
+
+def _chosen(given: dict[str, Any]) -> dict[str, Any]:
+    """The options of ``init`` as ``Choices`` takes them."""
+    plain = {"kind": given["kind"] or "", "slices": given["slices"] or 0}
+    return given | {key: _names(given[key]) for key in LISTS} | plain
+
+
+def _propose(folder: Path, mapping: Path, dry_run: bool, given: dict[str, Any]) -> None:
+    """Show a mapping for the tables of ``folder``, and write it to the new file ``mapping``."""
+    from fairflare.engine.files import save_text
+    from fairflare.import_data.patient_rows import propose
+    from fairflare.import_data.proposal import Choices
+
+    text = propose(folder, Choices(**_chosen(given)))
+    console.say(text.rstrip())
+    if not dry_run:
+        save_text(mapping, text)
+        again = f"fairflare init {shlex.quote(str(folder))} --mapping {shlex.quote(str(mapping))} --yes"
+        console.say(f"written: {mapping}\nnext:\n  read it, then {again}")
 
 
 def _names(texts: Sequence[str]) -> tuple[str, ...]:

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import shutil
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -49,17 +51,30 @@ FORMATS = ("bundle", "torchscript", "onnx", "state-dict")
 @plain_option
 @baseline_option
 @code_option
+@click.option(
+    "--mapping",
+    type=PATH,
+    metavar="FILE",
+    help="The mapping of `init`, where DIR's tables have several rows a patient.",
+)
 @click.option("--out", type=PATH, metavar="DIR", help="Where results go; RUN-predictions here by default.")
 @click.option("--force", is_flag=True, help="Replace --out if it holds earlier predictions.")
 @as_json
 def predict(
-    run: Path, inputs: tuple[Path, ...], code: Any, baseline: Path | None, out: Path | None, force: bool, **how: Any
+    run: Path,
+    inputs: tuple[Path, ...],
+    code: Any,
+    baseline: Path | None,
+    mapping: Path | None,
+    out: Path | None,
+    force: bool,
+    **how: Any,
 ) -> Told:
     """Predict images or the rows of a table with the model of the run in the folder RUN.
 
     Inputs are prepared as the training's were; no training data are needed. Classes and probabilities go to
     DIR/predictions.csv, masks to DIR/masks in the size, spacing and affine of their image. Lines on the screen name
-    what is unlike the training. docs/using-a-model.md
+    what is unlike the training. With --mapping rows.csv says which patient and date a row is. docs/using-a-model.md
     """
     from fairflare.core import user_code
     from fairflare.inference.atomic_output import check, whole_folder
@@ -73,8 +88,20 @@ def predict(
     folder = out or Path(f"{run.resolve().name}-predictions")
     check(folder, "predictions", force)
     opened = with_baseline(open_model(run, **how), baseline)
-    with whole_folder(folder, "predictions", force=force) as scratch, display.busy("predicting"):
+    with ExitStack() as stack:
+        if mapping:
+            from fairflare.cli.run import read_run_file
+            from fairflare.import_data.patient_rows import as_table, checked
+
+            if len(inputs) > 1:
+                raise UserError(f"predict: --mapping: expected one folder or table, got {len(inputs)}")
+            rules = checked(read_run_file(mapping, "mapping"), mapping.name).model_copy(update={"outcome": None})
+            inputs = (stack.enter_context(as_table(inputs[0], rules))[0],)
+        scratch = stack.enter_context(whole_folder(folder, "predictions", force=force))
+        stack.enter_context(display.busy("predicting"))
         found = predict(opened, inputs, scratch)
+        if mapping:
+            shutil.copyfile(inputs[0], scratch / "rows.csv")
     for line in found.unlike:
         display.note(line)
     whose = f"the {opened.whose} model" + (f" of {opened.site}" if opened.whose != "shared" else "")

@@ -107,7 +107,7 @@ def _option(option: click.Option, value: Any, where: str, home: Path) -> list[st
     return [f"{name}={home / str(one) if is_path else as_text(one)}" for one in values]
 
 
-def read_run_file(path: Path) -> dict[str, Any]:
+def read_run_file(path: Path, what: str = "run file") -> dict[str, Any]:
     """The keys and values of a YAML file, read as plain data.
 
     Raises UserError: no such file, no mapping, a key twice, too large, or other values than text, numbers, lists and
@@ -117,7 +117,7 @@ def read_run_file(path: Path) -> dict[str, Any]:
 
     from fairflare.engine.files import read_bytes
 
-    where = f"run file {path.name}"
+    where = f"{what} {path.name}"
     try:
         content = yaml.load(read_bytes(path, LARGEST).decode("utf-8"), Loader=_loader())
     except yaml.MarkedYAMLError as error:

@@ -166,6 +166,9 @@ class Choices:
         slices: every how many slices of a volume one is taken; 0: volumes are refused.
         window: CENTRE,WIDTH or "file", see ``data.readers.pictures``.
         without: sites that are left out.
+        sheet: the sheet of Excel files; empty: the only one with cells.
+        header: the row of the columns' names, or the rows as "1-2"; empty: the first.
+        hidden: whether a sheet's hidden rows and columns count: "read" or "skip"; empty: asks.
         new_splits: draw splits also where the layout has them.
         ask: what decides between two readings; refuses by default.
     """
@@ -191,6 +194,9 @@ class Choices:
     window: str = ""
     without: tuple[str, ...] = ()
     new_splits: bool = False
+    sheet: str = ""
+    header: str = ""
+    hidden: str = ""
     ask: Ask = refuse
 
     @property

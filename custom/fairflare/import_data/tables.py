@@ -22,7 +22,7 @@ from fairflare.core.errors import DataError, UserError
 from fairflare.core.validation import flag, in_order, natural, shown, some
 from fairflare.data.readers import geometry
 from fairflare.data.readers.geometry import stem
-from fairflare.data.readers.tables import SUFFIXES, read_columns, read_table
+from fairflare.data.readers.tables import SUFFIXES, read_table
 from fairflare.import_data import columns as read
 from fairflare.import_data.cells import Cells, Row, Sites
 from fairflare.import_data.folders import NAME, images_in_folders, level_table, patients_of
@@ -48,7 +48,10 @@ from fairflare.import_data.roles import (
     likely_outcomes,
     sites_by_cells,
 )
+from fairflare.import_data.several_rows import NAME as NAME_OF_FILE
+from fairflare.import_data.several_rows import join_advice, refuse_several
 from fairflare.import_data.times import checked_times, times_of
+from fairflare.import_data.workbooks import read_laid_out
 from fairflare.tasks.forms import FORMS
 from fairflare.tasks.own.survival import ends_of
 
@@ -93,6 +96,7 @@ def rows_of(root: Path, paths: Sequence[Path], chosen: Choices) -> pd.DataFrame:
     base = root if root.is_dir() else root.parent
     named = _named(base, paths)
     found: list[pd.DataFrame] = []
+    notes: list[str] = []
     gaps = {ZEROS.sub("", cell) for cell in chosen.missing}
 
     def clean(name: str, column: Sequence[str]) -> Any:
@@ -106,17 +110,21 @@ def rows_of(root: Path, paths: Sequence[Path], chosen: Choices) -> pd.DataFrame:
 
     for path, (site, split) in zip(paths, named, strict=True):
         try:
-            columns = read_columns(path)
+            columns, said = read_laid_out(path, chosen)
         except DataError as error:
             raise UserError(f"init: {error}") from None
         if not any(columns.values()):
             raise UserError(f"init: {path.name}: expected rows, got none")
-        if found and (odd := sorted({*columns, HOME, SITE, SPLIT} ^ set(found[0].columns))):
-            raise UserError(f"init: {path.name}: expected the columns of {paths[0].name}; differs in {some(odd, 3)}")
+        if found and (odd := sorted({*columns, HOME, SITE, SPLIT, NAME_OF_FILE} ^ set(found[0].columns))):
+            text = f"expected the columns of {paths[0].name}; differs in {some(odd, 3)}"
+            raise UserError(f"init: {path.name}: {text}; {join_advice(root, paths, chosen)}")
         home = path.parent.relative_to(base).as_posix()
         table = pd.DataFrame({name: clean(name, columns.pop(name)) for name in list(columns)}, dtype=object)
-        found.append(table.assign(**{HOME: home, SITE: site, SPLIT: split}))
-    return pd.concat(found, ignore_index=True) if len(found) > 1 else found[0]
+        notes += said
+        found.append(table.assign(**{HOME: home, SITE: site, SPLIT: split, NAME_OF_FILE: path.stem}))
+    whole = pd.concat(found, ignore_index=True) if len(found) > 1 else found[0]
+    whole.attrs["notes"] = tuple(notes)
+    return whole
 
 
 def _named(base: Path, paths: Sequence[Path]) -> list[tuple[str, str]]:
@@ -176,8 +184,9 @@ def examples_in_tables(files: Files, paths: Sequence[Path], chosen: Choices) -> 
         shown_row = some([cell for cell in table.iloc[0] if cell][:4])
         found = _of_rows(files, paths, table.iloc[1:].reset_index(drop=True), chosen)
         text = f"the second line ({shown_row} ...) holds units or further names, and is no patient"
-        return replace(found, notes=(*found.notes, text))
-    return _of_rows(files, paths, table, chosen)
+        return replace(found, notes=(*found.notes, *table.attrs["notes"], text))
+    found = _of_rows(files, paths, table, chosen)
+    return replace(found, notes=(*found.notes, *table.attrs["notes"]))
 
 
 def _holds_units(table: pd.DataFrame) -> bool:
@@ -196,6 +205,7 @@ def _holds_units(table: pd.DataFrame) -> bool:
 
 def _of_rows(files: Files, paths: Sequence[Path], table: pd.DataFrame, chosen: Choices) -> Found:
     own = [name for name in table.columns if not name.startswith("@")]
+    refuse_several(files.root, table[own], table[NAME_OF_FILE], chosen)
     index = _index(files)
     image = _column_of_files(table, own, index, masks=False)
     if image:

@@ -415,7 +415,9 @@ def in_keywords() -> Iterator[None]:
     try:
         yield
     except UserError as error:
-        raise UserError(f"data: {FLAG.sub(_keyword, str(error)).removeprefix('init: ')}") from None
+        text, _, advice = str(error).partition(": fairflare init ")
+        text += ": write it to a file, of which `fairflare init` makes one (docs/data.md)" if advice else ""
+        raise UserError(f"data: {FLAG.sub(_keyword, text).removeprefix('init: ')}") from None
 
 
 def _keyword(found: re.Match[str]) -> str:

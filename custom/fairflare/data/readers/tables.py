@@ -46,6 +46,7 @@ MISSING = frozenset({"", "na", "n/a", "nan", "null", "none", "?", "-", ".", "#n/
 """What stands for a missing number, in small letters."""
 ROWS_LOOKED_AT = 50
 """Lines that show what delimits the cells."""
+Rows = Iterable[tuple[str, list[str]]]
 
 ENGLISH = re.compile(r"[+-]?[1-9]\d{0,2}(,\d{3})+")
 GERMAN = re.compile(r"[+-]?[1-9]\d{0,2}(\.\d{3})+")
@@ -75,8 +76,8 @@ def read_table(path: Path) -> pd.DataFrame:
     return pd.DataFrame(read_columns(path), dtype=object)
 
 
-def read_columns(path: Path) -> dict[str, list[str]]:
-    """Column -> its cells, as ``read_table`` reads them; of a text file without pandas."""
+def read_columns(path: Path, sheet: str = "", arranged: Callable[[Rows], Rows] = iter) -> dict[str, list[str]]:
+    """Column -> its cells, as ``read_table`` reads them; ``arranged`` gives the names, then the rows below them."""
     suffix, until = path.suffix.lower(), time.monotonic() + LIMITS.seconds
     if what := unread(path.name):
         raise _refused(path, "unreadable", f"is {what}")
@@ -87,9 +88,9 @@ def read_columns(path: Path) -> dict[str, list[str]]:
             return (_parquet if suffix in PARQUET else _statistics)(path, until)
         check(f"table {path.name}", bytes=path.stat().st_size)
         if suffix in EXCEL:
-            names, columns = _table(path, _excel_rows(path, until), until)
+            names, columns = _table(path, arranged(_excel_rows(path, until, sheet)), until)
         else:
-            names, columns, delimiter = _text(path, until)
+            names, columns, delimiter = _text(path, until, arranged)
             if delimiter != ",":
                 _with_points(path, names, columns)
     except OSError as error:
@@ -128,7 +129,7 @@ MOST_KNOWN = 2**20
 """Different cells that are kept once each, of columns that repeat them: these take little memory."""
 
 
-def _table(path: Path, rows: Iterable[tuple[str, list[str]]], until: float) -> tuple[list[str], list[list[str]]]:
+def _table(path: Path, rows: Rows, until: float) -> tuple[list[str], list[list[str]]]:
     """Column names, and each column's cells, of the rows ("line 1", cells) of which the first is the header."""
     names: list[str] = []
     columns: list[list[str]] = []
@@ -201,7 +202,7 @@ def _check_names(path: Path, names: Sequence[str]) -> None:
         raise _refused(path, "column", f"expected every column once, got {shown(twice[0])} twice")
 
 
-def _text(path: Path, until: float) -> tuple[list[str], list[list[str]], str]:
+def _text(path: Path, until: float, arranged: Callable[[Rows], Rows]) -> tuple[list[str], list[list[str]], str]:
     """Names, columns and the delimiter of a text file."""
     encoding = _encoding(path)
     with path.open(encoding=encoding, newline="") as file:
@@ -212,7 +213,7 @@ def _text(path: Path, until: float) -> tuple[list[str], list[list[str]], str]:
         if said:
             file.readline()
         reader = csv.reader(_lines(path, file), delimiter=delimiter, skipinitialspace=delimiter != "\t", strict=True)
-        return *_table(path, _parsed(path, reader), until), delimiter
+        return *_table(path, arranged(_parsed(path, reader)), until), delimiter
 
 
 def _parsed(path: Path, reader: Any) -> Iterator[tuple[str, list[str]]]:
@@ -317,14 +318,14 @@ def _says(cells: Sequence[str], decimal: re.Pattern[str], thousands: re.Pattern[
     return any(decimal.fullmatch(cell) and not thousands.fullmatch(cell) for cell in cells)
 
 
-def _excel_rows(path: Path, until: float) -> Iterator[tuple[str, list[str]]]:
+def _excel_rows(path: Path, until: float, sheet: str) -> Iterator[tuple[str, list[str]]]:
     try:
         if zipfile.is_zipfile(path):
             with zipfile.ZipFile(path) as parts:
                 check(f"table {path.name}", workbook=sum(one.file_size for one in parts.infolist()))
-            yield from _only(path, _workbook(path, until))
+            yield from _only(path, _workbook(path, until), sheet)
         else:
-            yield from _only(path, _old_workbook(path))
+            yield from _only(path, _old_workbook(path), sheet)
     except ImportError:
         raise UserError(f"table {path.name}: Excel files need a package: pip install 'fairflare[tables]'") from None
     except DataError:
@@ -337,9 +338,9 @@ Sheets = dict[str, Callable[[], Iterable[list[str]]]]
 """Sheet -> what reads its rows, from the first."""
 
 
-def _only(path: Path, sheets: Sheets) -> Iterator[tuple[str, list[str]]]:
-    """The rows of the only sheet with cells."""
-    full = [name for name, rows in sheets.items() if any(map(any, rows()))]
+def _only(path: Path, sheets: Sheets, sheet: str) -> Iterator[tuple[str, list[str]]]:
+    """The rows of ``sheet``, or of the only sheet with cells."""
+    full = [name for name, rows in sheets.items() if (name == sheet if sheet else any(map(any, rows())))]
     if len(full) > 1:
         text = f"expected one sheet with cells, got {', '.join(map(shown, full))}: save the one that counts alone"
         raise _refused(path, "unreadable", text)
@@ -372,12 +373,8 @@ def _old_workbook(path: Path) -> Sheets:
     check(f"table {path.name}", workbook=path.stat().st_size)
     with pd.ExcelFile(path) as book:
         as_is: dict[str, Any] = {"header": None, "dtype": object, "na_filter": False}
-        sheets = {str(name): pd.read_excel(book, sheet_name=name, **as_is) for name in book.sheet_names}
-    return {name: partial(_rows_of, sheet) for name, sheet in sheets.items()}
-
-
-def _rows_of(sheet: pd.DataFrame) -> Iterator[list[str]]:
-    return ([as_cell(cell) for cell in cells] for cells in sheet.itertuples(index=False, name=None))
+        sheets = {str(name): pd.read_excel(book, sheet_name=name, **as_is).map(as_cell) for name in book.sheet_names}
+    return {name: sheet.to_numpy().tolist for name, sheet in sheets.items()}
 
 
 def _parquet(path: Path, until: float) -> dict[str, list[str]]:
