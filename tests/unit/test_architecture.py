@@ -35,7 +35,7 @@ BELOW = {
     "datasets": {"core", "functional", "data", "networks", "tasks"},
     "report": {"core", "functional", "engine"},
     "flare": {"core", "functional", "privacy", "data", "networks", "tasks", "engine", "report", "aggregators"},
-    "inference": {"core", "functional", "data", "networks", "tasks", "engine", "report", "trainers"},
+    "inference": {"core", "functional", "data", "networks", "tasks", "engine", "report", "trainers", "import_data"},
     "testing": {"core", "functional", "privacy", "data", "networks", "tasks", "engine", *PARTS},
     "import_data": {"core", "functional", "data", "networks", "tasks", "engine"},
     "studies": DESK,
