@@ -116,7 +116,8 @@ def _classes(
         order, told = (*(one for one in order if places[one] != event), as_cell(event)), True
     if not columns and classes is None and not told and len(known) == 2:
         first, second = known
-        raise UserError(f"event: expected the class whose probabilities y_prob are: event={first!r} or event={second!r}")
+        either = f"event={first!r} or event={second!r}"
+        raise UserError(f"event: expected the class whose probabilities y_prob are: {either}")
     if not columns and (classes is None or event is not None):
         known = [places[one] for one in order]
     if columns and classes is None and known != [places[one] for one in order]:
