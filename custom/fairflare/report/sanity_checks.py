@@ -123,7 +123,8 @@ def sentences(summary: Mapping[str, Any]) -> list[str]:
         way = "rose" if trend["to"] > trend["from"] else "fell"
         said.append(
             f"It was still improving: over the last {trend['rounds']} rounds the {names[trend['of']]} {way} from "
-            f"{text(trend['from'])} to {text(trend['to'])}, more than its noise. More rounds will help (--rounds)."
+            f"{text(trend['from'])} to {text(trend['to'])} (means of the first and last third), more than its noise. "
+            "More rounds will help (--rounds)."
         )
     return said
 
@@ -161,7 +162,10 @@ def _trends(trail: Trail, headline: str, higher: bool) -> Json | None:
 
 
 def _trend(of: str, values: Sequence[float], sign: int) -> Json | None:
-    """of, rounds, from, to (ends of the line), slope, error; None unless the last values improve as the rule says."""
+    """of, rounds, from, to, slope, error; None unless the last values improve as the rule says.
+
+    ``from`` and ``to``: means over the first and the last third of these rounds, which are possible values.
+    """
     n = max(FEWEST, math.ceil(LAST * len(values)))
     if len(values) < n:
         return None
@@ -172,7 +176,8 @@ def _trend(of: str, values: Sequence[float], sign: int) -> Json | None:
     left = math.fsum((value - level - slope * place) ** 2 for place, value in zip(places, last))
     error = math.sqrt(left / (n - 2) / spread)
     least = LEAST[of] * (1 if of == "score" else abs(level))
-    if sign * slope <= ERRORS * error or sign * slope * (n - 1) < least:
+    third = n // 3
+    begin, end = math.fsum(last[:third]) / third, math.fsum(last[-third:]) / third
+    if sign * slope <= ERRORS * error or sign * slope * (n - 1) < least or sign * (end - begin) <= 0:
         return None
-    half = slope * (n - 1) / 2
-    return {"of": of, "rounds": n, "from": level - half, "to": level + half, "slope": slope, "error": error}
+    return {"of": of, "rounds": n, "from": begin, "to": end, "slope": slope, "error": error}

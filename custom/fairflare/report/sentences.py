@@ -388,15 +388,13 @@ def differences(comparison: Json) -> list[str]:
 
 
 def _correction(comparison: Json) -> list[str]:
-    """The correction behind "better" and "worse", and how many seeds it needs; [] where nothing is corrected."""
+    """The rule behind "better" and "worse", and how many seeds it needs; [] where nothing is compared."""
     held = [method["versus_first"]["worst"] for method in comparison["methods"][1:]]
     count = sum(found.get("p_holm") is not None for found in held)
-    if count < 2:
+    if not count:
         return []
-    said = (
-        f"Better and worse are said after Holm's correction over {count} comparisons: only where the interval excludes "
-        f"zero and Holm's p is at most {LEVEL:g}."
-    )
+    of = f"after Holm's correction over {count} comparisons" if count > 1 else "by interval and sign-flip test"
+    said = f"Better and worse are said {of}: only where the interval excludes zero and p is at most {LEVEL:g}."
     seeds, needed = len(comparison["seeds"]), seeds_needed(count)
     if seeds >= needed or seeds > EXACT_TO:
         return [said]
