@@ -151,7 +151,8 @@ def _service(summary: Json) -> list[str]:
     explained = meaning(summary["headline"], summary)
     explained = f" ({metric}: {explained})" if explained else ""
     sites = "at the only site with a result" if n == 1 else f"on average over {n} sites"
-    found = [f"On the sites' own test examples the model's {metric} is {text(fairness['mean'])} {sites}{explained}."]
+    found = risk_words(summary)
+    found += [f"On the sites' own test examples the model's {metric} is {text(fairness['mean'])} {sites}{explained}."]
     guessing, least = chance(summary["headline"], summary), fairness["ci"]["low"]
     if guessing is not None and (fairness["mean"] if least is None else least) <= guessing:
         found.append("That is not clearly better than guessing.")
@@ -169,6 +170,15 @@ def _service(summary: Json) -> list[str]:
     if fairness["left_out"]:
         found.append(f"No test result came from {_some(fairness['left_out'])}.")
     return found
+
+
+def risk_words(summary: Json) -> list[str]:
+    """How good the risks of two classes are, in one sentence; [] of other outcomes."""
+    told = [
+        f"{one['label']} {text(one['mean'])} ({text(one['worst']['value'])} at {one['worst']['site']})"
+        for one in summary.get("risks") or ()
+    ]
+    return [f"Risks on the sites' own test patients, mean and worst site: {', '.join(told)}."] if told else []
 
 
 def _not_defined(summary: Json) -> list[str]:
