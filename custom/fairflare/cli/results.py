@@ -51,7 +51,7 @@ def run_result(report: Mapping[str, Any], folder: Path) -> None:
         [f"shared test set: {row['name']}", _number(row["value"]), "", "", ""] for row in summary["test_sets"]["rows"]
     ]
     title = f"{summary['method']['title']} on {summary['task']['id']}:{summary['task']['preset']}"
-    show_table(title, ["final model", "mean over sites", "worst site", "best site", "gap"], rows)
+    show_table(title, ["final model", "mean", "worst site", "best site", "gap"], rows)
     if doubt := verdict(summary):
         out.print(f"[bold red]{escape(doubt)}[/]")
     for sentence in sentences(summary):

@@ -70,13 +70,17 @@ def groups_harmed(summary: Json) -> Json:
         said: in a sentence; rows: group, site, metric (in words) and the row of ``benefit_section``.
     """
     found = (summary.get("benefit") or {}).get("metrics") or {}
-    known = ((row, one["label"]) for one in found.values() for row in one["groups"] if row["verdict"] is not None)
+    by_outcome = (summary.get("groups") or {}).get("by") == "label"  # what an outcome makes is no group of patients
+    held = [] if by_outcome else [(row, one["label"]) for one in found.values() for row in one["groups"]]
+    known = ((row, name) for row, name in held if row["verdict"] is not None)
     told = [{**row, "group": group_words(row["group"], summary), "metric": label} for row, label in known]
     harmed = sorted((row for row in told if row["verdict"] == "loses"), key=lambda row: (row["benefit"], row["site"]))
     looked = len({(row["group"], row["site"]) for row in told})
     lose = len({(row["group"], row["site"]) for row in harmed})
     if not found:
         said = "Whether a group of patients is harmed by joining was not measured."
+    elif by_outcome:
+        said = "Patients were not grouped but by their outcome: whether joining harms a group was not measured."
     elif not told:
         said = "No group of patients could be told of: whether one is harmed by joining is not known."
     elif not harmed:

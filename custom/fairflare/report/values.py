@@ -188,9 +188,9 @@ def environment(filters: tuple[tuple[str, Callable[..., Any]], ...] = (), folder
     return made
 
 
-CODES = ("1", "yes", "true", "y")
+CODES = ("1", "yes", "true", "y", "t", "ja", "j", "oui", "o", "si", "sí", "sim", "s", "да", "positive", "present")
 """Names of a class, in lower case, that say no more than that the outcome came true."""
-NOT = ("0", "no", "false", "n")
+NOT = ("0", "no", "false", "n", "f", "nein", "non", "nej", "não", "nao", "нет", "negative", "absent")
 
 
 def class_words(name: str, summary: Json) -> str:

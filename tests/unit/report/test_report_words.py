@@ -144,3 +144,12 @@ def test_outcomes_that_are_no_class_are_told_in_their_own_words(inputs, make_run
     assert slope["worst"]["mean"] is None and slope["mean"]["mean"] == pytest.approx(1.0, abs=0.1)
     assert "Not defined" not in " ".join(words.opening(summary))
     assert (LABELS_CAVEAT in found["caveats"] and LABELS_CAVEAT in summary["caveats"]) is (headline == "macro_auc")
+
+
+def test_an_outcome_is_no_group_of_patients():
+    """Of those with and without the outcome nobody is told that joining harms them; of women and men they are."""
+    row = {"group": "nein", "site": "Freiburg", "benefit": -0.1, "verdict": "loses"}
+    task = {"classes": ["nein", "ja"], "options": {"label": "died"}}
+    run = {"benefit": {"metrics": {"auc": {"label": "AUC", "groups": [row]}}}, "groups": {"by": "label"}, "task": task}
+    assert words.groups_harmed(run)["rows"] == [] and "by their outcome" in words.groups_harmed(run)["said"]
+    assert words.groups_harmed({**run, "groups": {"by": "sex"}})["rows"][0]["site"] == "Freiburg"
