@@ -13,13 +13,16 @@ from sklearn.utils.validation import check_is_fitted, column_or_1d, validate_dat
 
 from fairflare.api import Federation
 from fairflare.core.errors import UserError
-from fairflare.core.validation import expected
 from fairflare.data.readers.tables import as_cell
 
 if TYPE_CHECKING:
     import pandas
 
 SITE, OUTCOME = "hospital of the row", "outcome of the row"
+
+
+class Refused(UserError, ValueError):
+    """A user's mistake, as scikit-learn expects it of an estimator."""
 
 
 class _Federated(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
@@ -56,17 +59,21 @@ class _Federated(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no ty
         self.min_count = min_count
         self.random_state = random_state
 
-    def _run(self, X: Any, outcome: Sequence[Any], sites: Any, **how: Any) -> None:  # noqa: N803  # scikit-learn's name
-        frame = self._frame(X, reset=True)
+    def _run(self, frame: pandas.DataFrame, outcome: Sequence[Any], sites: Any, **how: Any) -> None:
         names = np.full(len(frame), "all", dtype=object) if sites is None else np.asarray(sites, dtype=object).ravel()
-        expected("sites", len(names) == len(frame), f"{len(frame)} values, one for each row", len(names))
+        for called, values in (("sites", names), ("y", outcome)):
+            if len(values) != len(frame):
+                raise Refused(f"{called}: expected {len(frame)} values, one for each row of X, got {len(values)}")
         given = self.get_params()
         made = Federation(given.pop("method"), seed=given.pop("random_state"), **given, **how.pop("federation", {}))
         frame = frame.assign(**{SITE: [f"site {as_cell(one)}" for one in names], OUTCOME: list(outcome)})
         columns = [name for name in frame.columns if name not in (SITE, OUTCOME)]
-        self.federation_ = made.fit(
-            frame, site=SITE, outcome=OUTCOME, patient="none", keep=columns, progress=False, **how
-        )
+        try:
+            self.federation_ = made.fit(
+                frame, site=SITE, outcome=OUTCOME, patient="none", keep=columns, progress=False, **how
+            )
+        except UserError as error:
+            raise Refused(str(error)) from None
 
     def _frame(self, X: Any, *, reset: bool = False) -> pandas.DataFrame:  # noqa: N803
         """A DataFrame of anybody's, pandas' and with names in text."""
@@ -85,6 +92,12 @@ class _Federated(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no ty
         tags = super().__sklearn_tags__()
         tags.input_tags.allow_nan = True
         return tags
+
+
+def _outcome(y: Any) -> np.ndarray:
+    if y is None:
+        raise ValueError("requires y to be passed, but the target y is None")
+    return column_or_1d(y.to_numpy() if hasattr(y, "to_numpy") else y, warn=True)
 
 
 class FederatedClassifier(ClassifierMixin, _Federated):  # type: ignore[misc]
@@ -115,16 +128,18 @@ class FederatedClassifier(ClassifierMixin, _Federated):  # type: ignore[misc]
         Raises:
             UserError: the data cannot be read as a table of patients, or a keyword is wrong.
         """
-        y = column_or_1d(y, warn=True)
+        frame, y = self._frame(X, reset=True), _outcome(y)
         check_classification_targets(y)
         self.classes_, codes = np.unique(y, return_inverse=True)
-        expected("y", len(self.classes_) > 1, "two classes or more", len(self.classes_))
+        if len(self.classes_) < 2:
+            raise Refused(f"y: expected two classes or more, got {len(self.classes_)} class")
         names = [as_cell(one) for one in self.classes_.tolist()]
         if len(set(names)) < len(names) or any("," in one or not one.strip() for one in names):
             names = [f"class {k}" for k in range(len(names))]
         order = list(range(len(names)))
         if event is not None:
-            expected("event", len(order) == 2 and event in self.classes_, "one of two classes", event)
+            if len(order) != 2 or event not in self.classes_:
+                raise Refused(f"event: expected one of two classes {self.classes_.tolist()}, got {event!r}")
             order.sort(key=lambda k: self.classes_[k] == event)
         elif len(order) == 2:
             from fairflare.import_data.labels import event_last
@@ -132,7 +147,7 @@ class FederatedClassifier(ClassifierMixin, _Federated):  # type: ignore[misc]
             order.sort(key=lambda k: event_last(names)[0].index(names[k]))
         self.event_ = self.classes_[order[-1]] if len(order) == 2 else None
         self._names = names
-        self._run(X, [names[k] for k in codes], sites, federation={"classes": [names[k] for k in order]})
+        self._run(frame, [names[k] for k in codes], sites, federation={"classes": [names[k] for k in order]})
         return self
 
     def predict_proba(self, X: Any) -> np.ndarray:  # noqa: N803
@@ -144,7 +159,8 @@ class FederatedClassifier(ClassifierMixin, _Federated):  # type: ignore[misc]
 
     def predict(self, X: Any) -> np.ndarray:  # noqa: N803
         """(N,) of ``classes_``, the likeliest."""
-        return self.classes_[self.predict_proba(X).argmax(axis=1)]
+        risks = self.predict_proba(X)
+        return self.classes_[risks.argmax(axis=1)]
 
 
 class FederatedRegressor(RegressorMixin, _Federated):  # type: ignore[misc]
@@ -162,10 +178,10 @@ class FederatedRegressor(RegressorMixin, _Federated):  # type: ignore[misc]
             y: (N,) finite numbers.
             sites: (N,) the hospital of each row; None: all are of one.
         """
-        y = column_or_1d(y, warn=True).astype(float)
+        frame, y = self._frame(X, reset=True), _outcome(y).astype(float)
         if not np.isfinite(y).all():
             raise ValueError("y contains NaN or infinity")
-        self._run(X, y, sites, federation={"kind": "regression"})
+        self._run(frame, y, sites, federation={"kind": "regression"})
         return self
 
     def predict(self, X: Any) -> np.ndarray:  # noqa: N803
