@@ -25,7 +25,7 @@ class Refused(UserError, ValueError):
     """A user's mistake, as scikit-learn expects it of an estimator."""
 
 
-class _Federated(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
+class _Federated(BaseEstimator):
     """What both have in common; every keyword is one of ``Federation``."""
 
     _kind = ""
@@ -83,7 +83,9 @@ class _Federated(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no ty
         if isinstance(found, pandas.DataFrame):
             validate_data(self, found, reset=reset, skip_check_array=True)
             return found.rename(columns=str).reset_index(drop=True)
-        checked = validate_data(self, found, reset=reset, dtype="numeric", ensure_all_finite="allow-nan")
+        checked = validate_data(
+            self, found, reset=reset, dtype="numeric", ensure_all_finite="allow-nan", ensure_min_samples=1 + reset
+        )
         if np.isinf(checked.astype(float)).any():
             raise ValueError("X contains infinity")
         return pandas.DataFrame(checked, columns=[f"x{k}" for k in range(checked.shape[1])])
@@ -100,7 +102,7 @@ def _outcome(y: Any) -> np.ndarray:
     return column_or_1d(y.to_numpy() if hasattr(y, "to_numpy") else y, warn=True)
 
 
-class FederatedClassifier(ClassifierMixin, _Federated):  # type: ignore[misc]
+class FederatedClassifier(ClassifierMixin, _Federated):
     """A federation that predicts classes, with scikit-learn's conventions.
 
     ``fit`` divides the rows of each site into training, validation and test rows, as ``Federation.fit`` does.
@@ -163,7 +165,7 @@ class FederatedClassifier(ClassifierMixin, _Federated):  # type: ignore[misc]
         return self.classes_[risks.argmax(axis=1)]
 
 
-class FederatedRegressor(RegressorMixin, _Federated):  # type: ignore[misc]
+class FederatedRegressor(RegressorMixin, _Federated):
     """A federation that predicts amounts, with scikit-learn's conventions.
 
     Attributes:

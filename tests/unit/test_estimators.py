@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The estimators in scikit-learn's own tools: sites by metadata routing, pipelines, searches, ``check_estimator``."""
 
+from unittest import SkipTest
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -89,3 +91,25 @@ def test_cross_validation_by_groups_a_pipeline_and_a_search(routed):
 def test_mistakes_are_one_line(change, message):
     with pytest.raises((UserError, ValueError), match=message):
         FederatedClassifier().fit(X, ILL, **change)
+
+
+FEW = "ten rows leave a split of one class or none: too few for training, validation and test"
+NOT_HELD = {"check_fit2d_1feature": FEW}
+"""scikit-learn's checks that a federation cannot pass -> why."""
+
+
+@pytest.mark.slow
+@each("kind", [FederatedClassifier, FederatedRegressor])
+def test_scikit_learn_s_checks(kind):
+    """All of ``check_estimator``; those that ask for a good score train for as many rounds as the data suggest."""
+    failed = {}
+    for model, check in estimator_checks_generator(kind(rounds=1, min_count=1), mark=None):
+        name = check.func.__name__
+        model = clone(model).set_params(rounds=None) if name.endswith("s_train") else model
+        try:
+            check(model)
+        except SkipTest:
+            continue
+        except Exception as error:
+            failed[name] = f"{type(error).__name__}: {str(error)[:200]}"
+    assert set(failed) <= set(NOT_HELD), {key: text for key, text in failed.items() if key not in NOT_HELD}

@@ -66,14 +66,15 @@ def learned_section(
         known = row[ours] is not None and row[least] is not None
         row["gain"] = sign * (row[ours] - row[least]) if known else None
         row["better"] = row["gain"] > 0 if known else None
-    gain, trend = mean_ci(row["gain"] for row in held), _trends(trail, headline, higher)
+    gain: Json = mean_ci(row["gain"] for row in held)
+    trend = _trends(trail, headline, higher)
     learned = None
     if gain["mean"] is not None:
         low, high = (gain["mean"] if gain[end] is None else gain[end] for end in ("low", "high"))
         nothing = GAIN * abs(mean(row[least] for row in held if row["better"] is not None) or 0.0)
         learned = False if high < nothing or high <= 0 else True if low > 0 else None
     better = [row["better"] for row in held if row["better"] is not None]
-    found = {"metric": headline, "score": "loss" if of_loss else "headline", "learned": learned, "gain": gain}
+    found: Json = {"metric": headline, "score": "loss" if of_loss else "headline", "learned": learned, "gain": gain}
     found |= {"better": sum(better), "compared": len(better)}
     found |= {"trivial": mean(row["trivial"] for row in held), "rows": held}
     return {**found, "trend": trend, "still_improving": trend is not None}
