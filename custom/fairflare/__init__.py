@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from fairflare.api import evaluate as evaluate
     from fairflare.api import join as join
     from fairflare.core.metric import Metric as Metric
+    from fairflare.estimators import FederatedClassifier as FederatedClassifier
+    from fairflare.estimators import FederatedRegressor as FederatedRegressor
     from fairflare.inference.frames import metric_frame as metric_frame
     from fairflare.studies.joined import Joined as Joined
     from fairflare.studies.parallel import Cluster as Cluster
@@ -21,6 +23,8 @@ if TYPE_CHECKING:
 __version__ = "0.2.0"
 _HOMES = {
     "Cluster": "fairflare.studies.parallel",
+    "FederatedClassifier": "fairflare.estimators",
+    "FederatedRegressor": "fairflare.estimators",
     "Federation": "fairflare.api",
     "Joined": "fairflare.studies.joined",
     "Metric": "fairflare.core.metric",
@@ -34,6 +38,8 @@ _HOMES = {
 """Name -> its module, which is imported when the name is first used: a job's processes and ``--help`` do without."""
 __all__ = [
     "Cluster",
+    "FederatedClassifier",
+    "FederatedRegressor",
     "Federation",
     "Joined",
     "Metric",

@@ -257,7 +257,8 @@ class Federation:
             groups: columns by which patients are grouped; ages become bands.
             patient: the column that says who it is, "none": each row is another; nobody is in two splits.
             time: of survival, the column of times.
-            event: of survival, the column that is 1 where there was an event, else 0.
+            event: of survival, the column that is 1 where there was an event, else 0. Without ``time``: of two classes
+                the one whose risk is predicted, the last of ``classes_``; by default what names such as "yes" say.
             horizons: until when survival is asked for: "1" or "1,5", in the unit of ``time``.
             categories: columns of numbers that are codes.
             leave_out: columns that are no predictors.
@@ -714,6 +715,8 @@ def _located(
     lists["classes"] = classes.split(",") if isinstance(classes, str) else () if isinstance(classes, int) else classes
     told: dict[str, Any] = {key: tuple(str(one).strip() for one in values) for key, values in lists.items()}
     told |= {"label" if key == "outcome" else key: reading.get(key) or "" for key in WORDS}
+    if reading.get("event") not in (None, "") and not reading.get("time"):
+        told |= {"event": "", "classes": _event_last(data, reading, told["classes"])}
     try:
         chosen = Choices(**told, kind=params.get("kind") or "")
         proposal = write.imported(data, Path(folder) if private is None else private, chosen)  # type: ignore[arg-type]  # one is there
@@ -721,12 +724,27 @@ def _located(
         if private:
             shutil.rmtree(private, ignore_errors=True)
         raise
-    for line in (*proposal.found.suspects, *proposal.found.notes):
+    found = proposal.found
+    of = f"the risk is that of {found.classes[-1]}; event={found.classes[0]!r}: of {found.classes[0]}"
+    for line in (*found.suspects, *found.notes, *([of] if found.form.classes and len(found.classes) == 2 else ())):
         display.note(line)
     more: dict[str, Any] = {"datalists": private or folder, "kind": None, "classes": None}
     if told["groups"] and not params.get("group_by"):
         more["group_by"] = write.grouping(told["groups"])
     return more, private
+
+
+def _event_last(data: pandas.DataFrame, reading: Settings, classes: Sequence[str]) -> tuple[str, ...]:
+    """Both classes as a table's cells spell them, ``event`` as the second."""
+    from fairflare.data.readers.tables import as_cell
+    from fairflare.import_data.proposal import is_missing
+
+    outcome, event = reading["outcome"], as_cell(reading["event"])
+    expected("outcome", outcome in data.columns, "a column with two classes, as event names one of them", outcome)
+    cells = {as_cell(one).strip() for one in data[outcome].dropna().unique()}
+    others = sorted(one for one in classes or cells if one != event and not is_missing(one))
+    expected("event", event in cells and len(others) == 1, f"one of two classes: {', '.join((*others, event))}", event)
+    return (others[0], event)
 
 
 def _written(frame: pandas.DataFrame, path: Path) -> Path:

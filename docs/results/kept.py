@@ -94,10 +94,9 @@ def _judge(methods: list[Json], names: list[str], higher: bool) -> None:
     for name in names:
         found = {method["label"]: method["versus_first"][name] for method in methods[1:]}
         adjusted = statistics.holm({label: one["p"] for label, one in found.items()})
-        comparisons = sum(p is not None for p in adjusted.values())
         for method in methods[1:]:
             one = found[method["label"]]
             one["p_holm"] = adjusted[method["label"]]
             alike = method["objective"] == methods[0]["objective"]
-            said = statistics.corrected(one, better_higher(name, higher), comparisons)
+            said = statistics.corrected(one, better_higher(name, higher))
             one["verdict"] = said if alike else "other objective"

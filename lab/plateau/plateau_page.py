@@ -125,7 +125,7 @@ def verdict(regime: Regime, values: Values) -> str:
     found, ceiling = compared(regime, values).values(), room(regime, values)
     if len(values[regime.method]) < 2 or not ceiling["low"] > 0:
         return NO_ROOM if len(values[regime.method]) >= 2 else UNDECIDED
-    if all(corrected(one, True, len(found)) == "better" for one in found):
+    if all(corrected(one, True) == "better" for one in found):
         return CONFIRMED
     return REFUTED if any(one["high"] < regime.matters for one in found) else UNDECIDED
 
@@ -185,7 +185,7 @@ def own_table(regime: Regime, values: Values, others: Values) -> str:
         for than in ("fedavg", "solo"):
             one = compare.get((arm, than))
             p = f"{one['p_holm']:.3f}" if one and one["p_holm"] is not None else ""
-            found += [difference(one, 100.0), p, corrected(one, True, len(compare))] if one else ["", "", ""]
+            found += [difference(one, 100.0), p, corrected(one, True)] if one else ["", "", ""]
         lines.append(found)
     return drawn(heads, lines)
 
@@ -213,7 +213,7 @@ def line(regime: Regime, arm: str, values: Values, others: Values) -> list[str]:
         return [*found, difference(paired(values[regime.method] - values[arm]), scale), "", ""]
     one = compare[arm]
     p = f"{one['p_holm']:.3f}" if one["p_holm"] is not None else ""
-    return [*found, difference(one, scale), p, corrected(one, True, len(compare))]
+    return [*found, difference(one, scale), p, corrected(one, True)]
 
 
 def told(regime: Regime, values: Values) -> str:

@@ -35,7 +35,7 @@ BELOW = {
     "datasets": {"core", "functional", "data", "networks", "tasks"},
     "report": {"core", "functional", "engine"},
     "flare": {"core", "functional", "privacy", "data", "networks", "tasks", "engine", "report", "aggregators"},
-    "inference": {"core", "functional", "data", "networks", "tasks", "engine", "report", "trainers"},
+    "inference": {"core", "functional", "data", "networks", "tasks", "engine", "report", "trainers", "import_data"},
     "testing": {"core", "functional", "privacy", "data", "networks", "tasks", "engine", *PARTS},
     "import_data": {"core", "functional", "data", "networks", "tasks", "engine"},
     "studies": DESK,
@@ -45,10 +45,11 @@ BELOW = {
 ALONE = {"flare/simulate.py": {"datasets"}}
 """File -> what it alone of its room may import too: a job lacks the room ``datasets``, or most of it."""
 TOP = {
-    "__init__": {"api", "studies"},
+    "__init__": {"api", "estimators", "studies"},
     "__main__": {"cli"},
     "client": {"flare", "probes"},
     "api": {"core", "engine", "report", "studies", "cli", "tasks", "inference", "data", "import_data"},
+    "estimators": {"api", "core", "data", "import_data"},
 }
 """What stands at the package's top level."""
 RELATIVE = re.compile(r"^\s*from\s*\.", re.M)

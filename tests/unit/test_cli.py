@@ -43,6 +43,16 @@ def test_list_tells_everything(capsys):
     assert "FedISM+" in call(capsys, "list")[1]
 
 
+def test_commands_are_shown_by_purpose_and_alone_in_ten_lines(capsys):
+    named = [name for names in cli.PURPOSES.values() for name in names.split()]
+    assert sorted(named) == sorted(cli.COMMANDS)
+    with pytest.raises(SystemExit) as stop:
+        cli.main([])
+    lines = capsys.readouterr().out.splitlines()
+    assert stop.value.code == 0 and len(lines) <= 10 and max(map(len, lines)) <= 82
+    assert all(any(name in line for line in lines) for name in named)
+
+
 def test_help_shows_the_whole_first_sentence_of_every_command(capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     code, out, _ = call(capsys, "--help")

@@ -91,7 +91,7 @@ KINDS = {
     "classes": ("classification", ("dark", "light"), 12),
     "decathlon": ("segmentation", ("grey", "white", "ventricles"), 9),
     "table of images": ("classification", ("dark", "light"), 11),
-    "tables": ("tabular", ("died", "lived"), 39),
+    "tables": ("tabular", ("lived", "died"), 39),
 }
 
 
@@ -117,8 +117,8 @@ def test_of_two_classes_it_says_whose_risk_is_reported(tmp_path):
         shown = lines(root, proposal, contents(root, proposal.found, False))
         return [line for line in shown if line.startswith("risk:")]
 
-    assert risk() == ["risk:       of lived, the second class (--classes lived,died: of the other)"]
-    assert risk("lived", "died") == ["risk:       of died, the second class (--classes died,lived: of the other)"]
+    assert risk() == ["risk:       of died, the second class (--classes died,lived: of the other)"]
+    assert risk("died", "lived") == ["risk:       of lived, the second class (--classes lived,died: of the other)"]
 
 
 @pytest.mark.parametrize("layout", ["table of images", "tables"])

@@ -10,7 +10,7 @@ from rich.console import Console
 from cases import each
 from fairflare.core.findings import Finding
 from fairflare.studies import display
-from fairflare.studies.display import MOST_ERRORS, Progress, TimeLeft, duration, score_words
+from fairflare.studies.display import MOST_ERRORS, OneLine, Progress, duration, score_words
 
 START = {"event": "start"}
 ROUNDS = [{"event": "round", "round": number, "rounds": 3, "rejected": {}} for number in (1, 2, 3)]
@@ -94,9 +94,31 @@ def test_a_redirected_run_gets_a_line_for_each_round_with_the_time_left(capsys):
 @pytest.mark.parametrize("done, text", [(0, ""), (4, ""), (5, "about 50 s left"), (10, "")])
 def test_the_time_left_is_known_after_one_step(done, text):
     class Bar:
-        completed, total, elapsed, fields = done, 10, 10.0, {"begun": 4}
+        completed, total, elapsed, fields, description = done, 10, 10.0, {"begun": 4}, "run"
 
-    assert TimeLeft().render(Bar()).plain == text
+    assert OneLine(True).render(Bar()).plain.split("0:00:10")[1].strip() == text
+
+
+@each("colour", [True, False])
+@each("width", [40, 60, 80, 120])
+def test_a_row_is_one_line_with_the_count_and_the_time_left(width, colour, monkeypatch):
+    """At every width: no number is broken, and the bar is the first to go."""
+    screen = Console(file=io.StringIO(), force_terminal=True, width=width, no_color=not colour)
+    monkeypatch.setattr(display, "err", screen)
+
+    class Row:
+        completed, total, elapsed = 12, 40, 120.0
+        description = "FedISM+ on ich-phantom:small"
+        fields = {"begun": 0, "state": "validation balanced accuracy 0.735, worst 0.530 (Hospital of Switzerland)"}
+
+    shown = OneLine(True).render(Row()).plain
+    assert len(shown) < width and "12/40" in shown and shown.endswith("about 5 min left") and "\n" not in shown
+    assert ("0.735" in shown) == (width >= 80) and ("━" in shown) == (width > 150)
+    bars = display._bar()
+    bars.add_task(Row.description, total=40, completed=12, begun=0, state=Row.fields["state"])
+    with screen.capture() as drawn:
+        screen.print(bars.get_renderable())
+    assert drawn.get().count("\n") == 1 and "12/40" in drawn.get()
 
 
 def test_durations_are_short():

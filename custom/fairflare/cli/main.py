@@ -37,6 +37,14 @@ MODULES = {
     "run": "export resume run",
     "studies": "compare",
 }
+PURPOSES = {
+    "Data": "init preflight plan fingerprint",
+    "Training": "list tasks describe run resume compare new",
+    "Results": "report watch verify risk after forget",
+    "Decisions": "join join-sheet sheet join-forecast combine",
+    "Model in use": "predict evaluate export-model monitor",
+    "Deployment": "export inspect",
+}
 COMMANDS = {command: module for module, commands in MODULES.items() for command in commands.split()}
 """Command -> the module of this package that has it, which is imported when the command is asked for."""
 
@@ -98,14 +106,28 @@ class Commands(click.Group):
         return next(one for one in vars(module).values() if isinstance(one, click.Command) and one.name == name)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        found = {name: self.get_command(ctx, name) for name in self.list_commands(ctx)}
-        with formatter.section("Commands"):
-            formatter.write_dl([(name, first_sentence(one)) for name, one in found.items() if one])
+        """By purpose, in the order of use; what plugins bring is in a section of its own."""
+        known = {name: self.get_command(ctx, name) for name in self.list_commands(ctx)}
+        named = {name for names in PURPOSES.values() for name in names.split()}
+        sections = {**PURPOSES, "Of plugins": " ".join(name for name in known if name not in named)}
+        for title, names in sections.items():
+            rows = [(name, first_sentence(one)) for name in names.split() if (one := known.get(name))]
+            if rows:
+                with formatter.section(title):
+                    formatter.write_dl(rows)
 
 
 def first_sentence(command: click.Command) -> str:
     """The first paragraph of a command's help, in one line."""
     return " ".join((command.help or "").partition("\n\n")[0].split())
+
+
+def first_screen() -> str:
+    """What ``fairflare`` alone shows: the commands by purpose, and where more is."""
+    width = max(map(len, PURPOSES))
+    rows = [f"  {title:{width}}  {', '.join(names.split())}" for title, names in PURPOSES.items()]
+    head = "Fair federated learning for hospitals, as NVIDIA FLARE jobs: fairflare COMMAND ..."
+    return "\n".join([head, *rows, "fairflare --help says what each does; fairflare COMMAND --help, how."])
 
 
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
@@ -125,7 +147,7 @@ def main(arguments: list[str] | None = None) -> None:
         with starting(given), ends_by_signal():
             code = cli.main(given, standalone_mode=False, obj=command) or 0
     except click.exceptions.NoArgsIsHelpError as help:
-        click.echo(help.format_message())
+        click.echo(first_screen() if help.ctx and help.ctx.command is cli else help.format_message())
         code = 0
     except (KeyboardInterrupt, Exception) as error:
         if arguments is None:  # the process ends: a second Ctrl-C would be a traceback of what libraries do at exit

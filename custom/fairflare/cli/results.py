@@ -40,19 +40,18 @@ LABELS = {
 
 def run_result(report: Mapping[str, Any], folder: Path) -> None:
     summary = report["detail"]
-    fairness, columns = summary["fairness"], ["final model", label(summary["headline"], summary)]
-    rows = [
-        ["mean over sites", _number(fairness["mean"])],
-        *([f"{end} site ({fairness[end]['site']})", _number(fairness[end]["value"])] for end in ("worst", "best")),
-        ["gap best to worst", _number(fairness["gap"])],
-    ]
+    fairness, headline = summary["fairness"], summary["headline"]
+    held = [*(summary.get("risks") or ()), {"label": label(headline, summary), "metric": headline, **fairness}]
     if own := (summary.get("personal") or {}).get("personal"):
-        columns.append("personal models")
-        ends = [f"{_number(own[end]['value'])} ({own[end]['site']})" for end in ("worst", "best")]
-        for row, cell in zip(rows, (_number(own["mean"]), *ends, _number(own["gap"])), strict=True):
-            row.append(cell)
-    rows += [[f"shared test set: {row['name']}", _number(row["value"])] for row in summary["test_sets"]["rows"]]
-    show_table(f"{summary['method']['title']} on {summary['task']['id']}:{summary['task']['preset']}", columns, rows)
+        held.append({"label": f"{label(headline, summary)}, personal models", "metric": "", **own})
+    rows = [
+        _metric_row(one) for place, one in enumerate(held) if one["metric"] not in [o["metric"] for o in held[:place]]
+    ]
+    rows += [
+        [f"shared test set: {row['name']}", _number(row["value"]), "", "", ""] for row in summary["test_sets"]["rows"]
+    ]
+    title = f"{summary['method']['title']} on {summary['task']['id']}:{summary['task']['preset']}"
+    show_table(title, ["final model", "mean", "worst site", "best site", "gap"], rows)
     if doubt := verdict(summary):
         out.print(f"[bold red]{escape(doubt)}[/]")
     for sentence in sentences(summary):
@@ -64,6 +63,12 @@ def run_result(report: Mapping[str, Any], folder: Path) -> None:
     if left_out := sum(len(record.get("rejected") or {}) for record in summary["rounds"]):
         out.print(f"{left_out} updates were left out; the report says which and why")
     say(f"report: {folder / 'report.html'}")
+
+
+def _metric_row(found: Mapping[str, Any]) -> list[str]:
+    ends = ([found[end]["value"], found[end]["site"]] for end in ("worst", "best"))
+    shown = ("-" if value is None else f"{_number(value)} ({site})" for value, site in ends)
+    return [str(found["label"]), _number(found["mean"]), *shown, _number(found["gap"])]
 
 
 def _after(section: Mapping[str, Any]) -> None:

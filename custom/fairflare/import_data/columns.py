@@ -577,8 +577,8 @@ def outcome_of(name: str, cells: Sequence[str], chosen: Choices, *, table: bool)
     if kind == "ordinal":
         return Outcome(f"{form}{kind}", naming.same_numbers(cells), _grades(name, cells, chosen))
     names = class_names(cells, chosen.classes)
-    if not chosen.classes and {one.lower() for one in names} <= naming.YES | naming.NO:
-        names = tuple(sorted(names, key=lambda one: one.lower() in naming.YES))  # the second class's risk is reported
+    if not chosen.classes:
+        names, _ = naming.event_last(names)
     return Outcome("tabular" if table else "classification", cells, names)
 
 

@@ -25,7 +25,7 @@ from fairflare.data.readers.formats import unread
 from fairflare.data.readers.geometry import stem
 from fairflare.import_data.columns import telling
 from fairflare.import_data.labels import HEADERS as HEADERS_OF
-from fairflare.import_data.labels import WORDS, group_columns, grouped_by, mostly, says_class, split_word
+from fairflare.import_data.labels import WORDS, event_last, group_columns, grouped_by, mostly, says_class, split_word
 from fairflare.import_data.levels import FOLDER, Roles, roles, structures
 from fairflare.import_data.proposal import (
     Choices,
@@ -264,6 +264,7 @@ def _classification(files: Files, images: Sequence[str], chosen: Choices) -> Fou
         names = in_order(inside[role.label].unique())
         raise UserError(f"--kind {kind}: expected the order from the lowest to the highest: {flag('classes', *names)}")
     classes = class_names(inside[role.label], chosen.classes)
+    classes = classes if chosen.classes else event_last(classes)[0]
     parts = (inside[name] for name in ("image", role.label, SPLIT))
     examples = as_examples(sites, *parts, patients, abouts(inside, chosen))
     notes = _note(odd, "lie at another depth than the others and are left out")

@@ -22,12 +22,20 @@ from fairflare.core.errors import UserError
 from fairflare.core.validation import flag, in_order, shown, some
 from fairflare.import_data.proposal import SPLIT_OF, Choices, Example, Reading, is_missing
 
+
+def plain(text: str) -> str:
+    """``text`` in lower case, without accents."""
+    parts = unicodedata.normalize("NFKD", text.casefold())
+    return "".join(sign for sign in parts if not unicodedata.combining(sign))
+
+
 WORDS: dict[str, tuple[str, ...]] = {
     name: tuple(words.split())
     for name, words in yaml.safe_load(Path(__file__).with_name("words.yaml").read_text(encoding="utf-8")).items()
 }
 STAYS = ("hospitaliz", "hospitalis")
 YES, NO = frozenset(WORDS["cell_yes"]), frozenset(WORDS["cell_no"])
+EVENT, NO_EVENT = (frozenset({*map(plain, WORDS[f"cell_{key}"]), *WORDS[f"event_{key}"]}) for key in ("yes", "no"))
 SPLITS = re.compile(
     r"(train(?:ing)?s?|val(?:id(?:ation)?)?s?|test(?:ing)?s?|dev|holdout)[\W_]*(?:set|data|daten|split|cases|images|imgs)"
 )
@@ -46,12 +54,6 @@ AFTER = re.compile(
 
 
 _PART_OF = re.compile(r"([a-zà-ÿ])([A-Z])")
-
-
-def plain(text: str) -> str:
-    """``text`` in lower case, without accents."""
-    parts = unicodedata.normalize("NFKD", text.casefold())
-    return "".join(sign for sign in parts if not unicodedata.combining(sign))
 
 
 def name_words(name: str) -> list[str]:
@@ -128,6 +130,29 @@ def says_class(name: str) -> bool:
     return (bool(NUMBERED_CLASS.fullmatch(name)) and not name.strip().isdigit()) or any(
         part in WORDS["class"] or (part.startswith("non") and part[3:] in WORDS["class"]) for part in name_words(name)
     )
+
+
+def event_last(classes: Sequence[str]) -> tuple[tuple[str, ...], bool]:
+    """``classes`` with the event, whose risk is reported, as the last of two, and whether their names say which it is.
+
+    Names that say nothing keep their order: "1" and "2", "A" and "B".
+    """
+    says = {one: _says_event(one) for one in classes}
+    clear = set(says.values()) == {-1, 1}
+    if len(classes) == 2 and not clear:
+        one_word = sorted(says.values()) in ([-1, 0], [0, 1])
+        clear = one_word and not any(re.fullmatch(r"[-+.\d]+", one.strip()) for one in classes)
+    known = clear and (len(classes) == 2 or 0 not in says.values())
+    return (tuple(sorted(classes, key=says.__getitem__)) if known else tuple(classes)), known
+
+
+def _says_event(name: str) -> int:
+    """1: the name is an event's; -1: of none; 0: it says neither."""
+    words = name_words(name) or [plain(name).strip()]
+    turned = len(words) > 1 and words[0] in WORDS["event_not"]
+    if turned:
+        return -1
+    return ("".join(words) in EVENT) - ("".join(words) in NO_EVENT)
 
 
 def says_patient(name: str) -> bool:

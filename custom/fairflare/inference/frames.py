@@ -13,7 +13,9 @@ from torch import Tensor
 
 from fairflare.core.errors import UserError
 from fairflare.core.validation import expected, in_order, shown
+from fairflare.data.readers.tables import as_cell
 from fairflare.engine.evaluation import LEVEL
+from fairflare.import_data.labels import event_last
 from fairflare.report.fairness import gap, worst
 from fairflare.tasks.kind import interval_of, value_of
 from fairflare.tasks.kinds.classes import CLASSES, RISKS, ClassCases
@@ -42,6 +44,7 @@ def metric_frame(
     patients: Any = None,
     metrics: Sequence[str] = (),
     classes: Sequence[Any] | None = None,
+    event: Any = None,
     level: float = LEVEL,
 ) -> pandas.DataFrame:
     """How well predictions fit outcomes, of all, by site and by group: no federation is needed, nothing is held back.
@@ -52,14 +55,18 @@ def metric_frame(
 
     Args:
         y_true: (N,) classes.
-        y_prob: (N,) probabilities in [0, 1] of the second of two classes, or (N, C) with rows that sum to 1. The class
-            with the largest one counts as the answer, the first of equals.
+        y_prob: (N,) probabilities in [0, 1] of ``event``, or (N, C) with rows that sum to 1, as ``predict_proba`` gives
+            them; a DataFrame's columns may be the classes. The class with the largest one counts as the answer, the
+            first of equals.
         site: (N,) the site of each case; None: no rows by site.
         groups: (N,) groups, a mapping name -> (N,), or a DataFrame: rows by each of its columns. Cases whose group is
             missing are in none of that column.
         patients: (N,) whose each case is; intervals are of patients. None: each case is another patient's.
         metrics: names of metrics of classification; by default those that this package reports.
-        classes: in the order of ``y_prob``'s columns; by default those of ``y_true``, sorted.
+        classes: in the order of ``y_prob``'s columns, of two the event as the second; by default those of ``y_true``,
+            sorted, unless a federation may have them in another order.
+        event: of two classes the one whose probabilities (N,) are; by default the second of ``classes``, or that which
+            the names say, such as 1, True, "yes", "ja" or "died".
         level: of the intervals, in (0, 1).
 
     Returns:
@@ -69,11 +76,14 @@ def metric_frame(
         ``attrs["worst"]``: (by, metric) -> the worst group.
 
     Raises:
-        UserError: lengths differ, a number is no probability, or a class or metric is not known.
+        UserError: lengths differ, a number is no probability, a class or metric is not known, or it is not clear of
+            which class a probability is.
     """
     import pandas
 
-    truths, names = _classes(np.asarray(y_true).ravel(), classes)
+    if classes is None and hasattr(y_prob, "columns"):
+        classes = list(y_prob.columns)
+    truths, names = _classes(np.asarray(y_true).ravel(), classes, event, np.ndim(y_prob) > 1)
     cases = _Probabilities(_probabilities(y_prob, len(truths), len(names)), torch.from_numpy(truths), names)
     kind = RISKS if len(names) == 2 else CLASSES
     asked = [kind.metric(name) for name in metrics or kind.names(names)]
@@ -98,10 +108,25 @@ def metric_frame(
     return made
 
 
-def _classes(y: np.ndarray, classes: Sequence[Any] | None) -> tuple[np.ndarray, tuple[str, ...]]:
-    """Outcomes as int64 (N,), and the classes' names."""
-    known = list(np.unique(y)) if classes is None else list(classes)
+def _classes(
+    y: np.ndarray, classes: Sequence[Any] | None, event: Any, columns: bool
+) -> tuple[np.ndarray, tuple[str, ...]]:
+    """Outcomes as int64 (N,), and the classes' names; ``columns``: each class has its own of probabilities."""
+    known = np.unique(y).tolist() if classes is None else list(classes)
     expected("classes", len(known) > 1, "at least two classes", [str(one) for one in known])
+    places = {as_cell(one): one for one in known}
+    order, told = event_last(tuple(in_order(places)))
+    if event is not None:
+        expected("event", len(known) == 2 and event in known, f"one of two classes {known}", event)
+        order, told = (*(one for one in order if places[one] != event), as_cell(event)), True
+    if not columns and classes is None and not told and len(known) == 2:
+        first, second = known
+        either = f"event={first!r} or event={second!r}"
+        raise UserError(f"event: expected the class whose probabilities y_prob are: {either}")
+    if not columns and (classes is None or event is not None):
+        known = [places[one] for one in order]
+    if columns and classes is None and known != [places[one] for one in order]:
+        raise UserError(f"classes: expected the order of y_prob's columns, as classes_ has it, such as classes={known}")
     place = {one: k for k, one in enumerate(known)}
     strange = next((one for one in y.tolist() if one not in place), None)
     expected("y_true", strange is None, f"classes among {', '.join(map(str, known[:6]))}", str(strange))
@@ -110,7 +135,7 @@ def _classes(y: np.ndarray, classes: Sequence[Any] | None) -> tuple[np.ndarray, 
 
 def _probabilities(y_prob: Any, n: int, n_classes: int) -> Tensor:
     """float64 (N, C)."""
-    found = np.asarray(y_prob, dtype=np.float64)
+    found = np.array(y_prob, dtype=np.float64)
     found = np.stack((1 - found, found), axis=1) if found.ndim == 1 and n_classes == 2 else found
     expected("y_prob", found.shape == (n, n_classes), f"shape {(n, n_classes)}", str(np.shape(y_prob)))
     fits = np.isfinite(found) & (found >= 0) & (found <= 1)

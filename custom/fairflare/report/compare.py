@@ -4,9 +4,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from math import inf
 from typing import Any
 
 from fairflare.core.errors import UserError
+from fairflare.core.metric import named
 from fairflare.report import fairness as statistics
 from fairflare.report import quantities
 from fairflare.report.after import VERDICTS
@@ -14,7 +16,7 @@ from fairflare.report.fairness import mean, mean_ci, std, variance
 from fairflare.report.rows import COUNTED, SHOWN, USED, as_used
 from fairflare.report.rows import QUANTITIES as PERSONAL
 from fairflare.report.summary import LABELS_CAVEAT, other_labels
-from fairflare.report.values import MISSING, higher_is_better, listing, number, plural, signed, stop, with_half_width
+from fairflare.report.values import MISSING, higher_is_better, listing, number, plural, signed, stop, with_sd
 
 FORMAT = 1
 ALWAYS_DRAWN = ("initial model", "order")
@@ -42,7 +44,7 @@ def compare(runs: list[Json], pareto: tuple[str, str] = PARETO, shared: bool = F
         ``seeds_draw`` says what differs from seed to seed, see ``_seeds_draw``. A method has label, method, training,
         objective (the training settings in which not all methods agree; differences from methods that have others
         name no winner), used and shown (only where sites use models of their own, see ``rows.remark``) and,
-        for each of ``QUANTITIES``, {"mean", "low", "high", "n"} (Student t over seeds); ``runs`` holds the
+        for each of ``QUANTITIES``, {"mean", "low", "high", "n", "sd"} (Student t over seeds); ``runs`` holds the
         values per seed, ``detail`` what ``details`` says of sites, metrics, domains, last rounds and
         cost, ``versus_first`` the paired differences (None for the first method): what ``fairness.paired`` says, wins,
         losses, pairs, p_holm (over the methods of the table) and verdict (``fairness.corrected``).
@@ -64,17 +66,17 @@ def compare(runs: list[Json], pareto: tuple[str, str] = PARETO, shared: bool = F
     tables = relative_to_solo(tables, chosen)
     first = next(iter(tables))
     higher = done[0]["higher_is_better"]
-    trained, methods = quantities.objectives(groups), []
+    trained, methods, ranges = quantities.objectives(groups), [], quantities.ranges(done[0])
     for label, rows in tables.items():
         run = next(iter(groups[label].values()))
-        pairs = {name: _paired(name, rows, tables[first], higher) for name in quantities.QUANTITIES}
+        pairs = {n: _paired(n, rows, tables[first], higher, ranges[n]) for n in quantities.QUANTITIES}
         methods.append(
             {
                 "label": label,
                 "method": run["method"],
                 "training": run["training"],
                 **{key: run[key] for key in (USED, SHOWN) if key in run and COUNTED not in run},
-                **{name: mean_ci(row[name] for row in rows) for name in quantities.QUANTITIES},
+                **{name: mean_ci((row[name] for row in rows), within=ranges[name]) for name in quantities.QUANTITIES},
                 "runs": rows,
                 "versus_first": None if label == first else pairs,
                 "objective": trained[label],
@@ -104,7 +106,7 @@ def compare(runs: list[Json], pareto: tuple[str, str] = PARETO, shared: bool = F
 
 
 def table(comparison: Json) -> list[dict[str, str]]:
-    """One row of text per method, for a terminal: "0.812 ± 0.010" is mean and half width of the 95 % interval.
+    """One row of text per method, for a terminal: "0.812 ± 0.010" is mean and standard deviation over seeds (ddof 1).
 
     "trained with" is there where not all methods were trained alike; a method that was trained otherwise than the first
     has no wins.
@@ -116,7 +118,7 @@ def table(comparison: Json) -> list[dict[str, str]]:
     for method in comparison["methods"]:
         row = {"method": method["label"], "seeds": str(len(comparison["seeds"]))}
         row |= {"trained with": objective_words(method)} if method["objective"] else {}
-        row |= {name: with_half_width(method[name]) for name in names}
+        row |= {name: with_sd(method[name]) for name in names}
         paired = (method["versus_first"] or {}).get("worst")
         row["worst vs first"] = MISSING if paired is None else signed(paired["mean"])
         row["wins"] = f"{paired['wins']}/{paired['n']}" if paired and same_objective(comparison, method) else MISSING
@@ -163,14 +165,19 @@ def _seeds_draw(runs: Mapping[Any, Json], seeds: Sequence[Any]) -> Json:
     return {"data": data, "what": what, "data_seeds": chosen}
 
 
-def _paired(name: str, rows: Sequence[Json], first: Sequence[Json], higher: bool) -> Json:
+def _paired(name: str, rows: Sequence[Json], first: Sequence[Json], higher: bool, within: tuple[float, float]) -> Json:
     """Own minus first method's value, seed by seed; a win is a difference in the better direction."""
     sign = 1 if quantities.better_higher(name, higher) else -1
     pairs = [(row["seed"], row[name], other[name]) for row, other in zip(rows, first, strict=True)]
     known = [{"seed": seed, "difference": a - b} for seed, a, b in pairs if a is not None and b is not None]
     differences = [pair["difference"] for pair in known]
     wins, losses = (sum(way * sign * one > 0 for one in differences) for way in (1, -1))
-    return {**statistics.paired(differences), "wins": wins, "losses": losses, "pairs": known}
+    return {
+        **statistics.paired(differences, largest=within[1] - within[0]),
+        "wins": wins,
+        "losses": losses,
+        "pairs": known,
+    }
 
 
 def _caveats(run: Json, seeds: Sequence[Any]) -> list[str]:
@@ -243,13 +250,13 @@ def details(runs: Runs, everyone: Mapping[str, Runs]) -> Json:
     names = list(metrics[0])
     rows = {m: [quantities.metric_row(run, m, f.get(m, {})) for run, f in zip(runs, metrics)] for m in names}
     return {
-        "sites": {name: _over([found.get(name, {}) for found in metrics]) for name in names},
-        "metrics": {name: _over(each) for name, each in rows.items()},
-        "domains": _over([quantities.domain_values(run) for run in runs]),
+        "sites": {name: _over([found.get(name, {}) for found in metrics], named(name).range) for name in names},
+        "metrics": {name: _over(each, named(name).range) for name, each in rows.items()},
+        "domains": _over([quantities.domain_values(run) for run in runs], named(runs[0]["headline"]).range),
         "domains_of": quantities.domains_are(runs[0]),
         "test_sets": {name: _over([row.get(name, {}) for row in sets]) for name in sets[0] if sets[0][name]},
         "last_rounds": last_rounds(runs),
-        "cost": _over([quantities.costs(run) for run in runs]),
+        "cost": _over([quantities.costs(run) for run in runs], (0, inf)),
         "joining": joining(runs, everyone),
         "benefit": benefit(runs),
     }
@@ -267,8 +274,9 @@ def benefit(runs: Runs) -> Json:
     told = {}
     for name, each in ((name, [one[name] for one in found]) for name in names):
         row = {"label": each[0]["label"], "sites": max(len(one["sites"]) for one in each)}
-        row |= {kind: mean_ci([one["counts"][kind] for one in each]) for kind in VERDICTS}
-        row["least"] = mean_ci([one["worst"]["benefit"] for one in each])
+        most, (low, high) = row["sites"], named(name).range
+        row |= {kind: mean_ci([one["counts"][kind] for one in each], within=(0, most)) for kind in VERDICTS}
+        row["least"] = mean_ci([one["worst"]["benefit"] for one in each], within=(low - high, high - low))
         told[name] = {**row, "sentence": each[0]["sentence"] if len(each) == 1 else ""}
     return told
 
@@ -299,12 +307,14 @@ def joining(runs: Runs, everyone: Mapping[str, Runs]) -> Json | None:
     if alone is None or runs[0]["method"]["id"] == SOLO:
         return None
     metric = runs[0]["headline"]
-    higher = higher_is_better(metric, runs[0])
+    higher, (low, high) = higher_is_better(metric, runs[0]), named(metric).range
+    largest = high - low
     own, other = ([_served(run) for run in found] for found in (runs, alone))
     said = {}
     for site in own[0]:
         pairs = [(a.get(site), b.get(site)) for a, b in zip(own, other, strict=True)]
-        said[site] = statistics.paired(a - b for a, b in pairs if a is not None and b is not None)
+        known = (a - b for a, b in pairs if a is not None and b is not None)
+        said[site] = statistics.paired(known, largest=largest)
     found = judged(said, higher)
     return {"sites": found, "lose": sum(row["verdict"] == "worse" for row in found.values())}
 
@@ -312,9 +322,8 @@ def joining(runs: Runs, everyone: Mapping[str, Runs]) -> Json | None:
 def judged(said: Mapping[str, Json], higher: bool) -> dict[str, Json]:
     """Name of site or method -> its paired difference with p_holm over all and verdict (``fairness.corrected``)."""
     adjusted = statistics.holm({site: one["p"] for site, one in said.items()})
-    count = sum(p is not None for p in adjusted.values())
     rows = {site: {**one, "p_holm": adjusted[site]} for site, one in said.items()}
-    return {site: {**row, "verdict": statistics.corrected(row, higher, count)} for site, row in rows.items()}
+    return {site: {**row, "verdict": statistics.corrected(row, higher)} for site, row in rows.items()}
 
 
 def solo(everyone: Mapping[str, Runs]) -> Runs | None:
@@ -341,5 +350,6 @@ def _served(run: Json) -> dict[str, float | None]:
     return {row["site"]: row["value"] if own.get(row["site"]) is None else own[row["site"]] for row in run["sites"]}
 
 
-def _over(rows: Sequence[Mapping[str, float | None]]) -> Json:
-    return {name: mean_ci(row.get(name) for row in rows) for name in rows[0]}
+def _over(rows: Sequence[Mapping[str, float | None]], within: tuple[float, float] | None = None) -> Json:
+    """Key -> ``mean_ci`` over ``rows``, cut to ``within``; by default each key is a metric, whose range it is."""
+    return {key: mean_ci((row.get(key) for row in rows), within=within or named(key).range) for key in rows[0]}

@@ -19,7 +19,7 @@ from fairflare.report.table_files import Cell, Column, Form, Row, Table, markdow
 from fairflare.report.values import MISSING, capital, higher_is_better, label, plural, size, text
 
 Json = Mapping[str, Any]
-INTERVAL = "± is half the 95 % interval over seeds (Student t)."
+INTERVAL = "± is the standard deviation over seeds (ddof 1)."
 MOST_ROWS, WHOLE = 60, 1_000_000
 """Sites that a page or a Markdown file shows, and what leaves out nothing: CSV and JSON have all."""
 MOST_PAIRS = 20
@@ -170,7 +170,7 @@ def joining(comparison: Json) -> Table | None:
     if not methods:
         return None
     names, found = [row["site"] for row in comparison["sites"]], [m["detail"]["joining"] for m in methods]
-    rows = [Row(site, site, _across((one["sites"].get(site) for one in found), half=False)) for site in names]
+    rows = [Row(site, site, _across((one["sites"].get(site) for one in found), sd=False)) for site in names]
     lose = {_key(i): Cell.text(f"{one['lose']} of {len(names)}") for i, one in enumerate(found)}
     rows += [Row("lose", "Sites that lose, by interval and Holm's p over sites", lose, group="All sites")]
     caption = (
@@ -197,7 +197,7 @@ def benefit(comparison: Json) -> Table | None:
         for kind in VERDICTS:
             counts = {key: Cell(one[kind]["mean"], form=Form(digits=1)) for key, one in told.items()}
             rows.append(Row(f"{metric}/{kind}", f"Sites: {kind}", counts, group=labels[metric]))
-        least = {key: Cell.of(one["least"], half=False, form=SIGNED) for key, one in told.items()}
+        least = {key: Cell.of(one["least"], sd=False, form=SIGNED) for key, one in told.items()}
         rows.append(Row(f"{metric}/least", "Least benefit of a site", least, group=labels[metric]))
     caption = (
         "Each site's own word after the last round: the model that it uses against one trained alone, by the interval "
@@ -276,20 +276,20 @@ def _down(found: Iterable[Json], cells: Callable[[Json], dict[str, Cell]]) -> li
     return [Row(one["label"], one["label"], cells(one)) for one in found]
 
 
-def _across(found: Iterable[Json | None], half: bool = True) -> dict[str, Cell]:
-    """Each method's mean with its interval in its column, where it has one."""
-    return {_key(i): Cell.of(one, half=half) for i, one in enumerate(found) if one is not None}
+def _across(found: Iterable[Json | None], sd: bool = True) -> dict[str, Cell]:
+    """Each method's mean with its standard deviation, or its interval, in its column, where it has one."""
+    return {_key(i): Cell.of(one, sd=sd) for i, one in enumerate(found) if one is not None}
 
 
 def _judged(found: Json) -> dict[str, Cell]:
     again = found.get("bootstrap") or {}
     cells = {
-        "difference": Cell.of(found, half=False),
+        "difference": Cell.of(found, sd=False),
         "wins": Cell.text(f"{found['wins']} of {found['n']}" if found["verdict"] != "other objective" else MISSING),
         "verdict": Cell.text(found["verdict"]),
         **{key: Cell(found[key]) for key in ("p", "p_holm", "d", "g")},
     }
-    return cells | ({"bootstrap": Cell.of(again, half=False)} if again.get("mean") is not None else {})
+    return cells | ({"bootstrap": Cell.of(again, sd=False)} if again.get("mean") is not None else {})
 
 
 def _columns(methods: Sequence[Json], **more: Any) -> list[Column]:
@@ -372,7 +372,7 @@ def comparison_markdown(comparison: Json, command: str, versions: Mapping[str, s
     parts = [
         markdown(f"# {comparison['headline']} on {comparison['task']['id']}:{comparison['task'].get('preset')}"),
         f"    {command}",
-        f"Seeds {', '.join(map(str, comparison['seeds']))}. Mean over matched seeds ± half the 95 % interval.",
+        f"Seeds {', '.join(map(str, comparison['seeds']))}. Mean over matched seeds ± standard deviation (ddof 1).",
         f"{capital(drawn_words(comparison))}.",
         markdown(remark(methods)),
         table_files.piped([["final model", *labels], rule, *values]),
@@ -404,4 +404,4 @@ def _difference(comparison: Json, method: Json, name: str) -> str:
     if not paired or paired["mean"] is None:
         return MISSING
     wins = f"{paired['wins']} of {paired['n']}" if same_objective(comparison, method) else "other objective"
-    return f"{Cell.of(paired, half=False).written(SIGNED)}, {wins}"
+    return f"{Cell.of(paired, sd=False).written(SIGNED)}, {wins}"

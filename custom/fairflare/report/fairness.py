@@ -153,8 +153,17 @@ def bootstrap_ci(values: Values, level: float = 0.95, n: int = 2000, seed: int =
     return float(low), float(high)
 
 
-def mean_ci(values: Iterable[float | None], level: float = 0.95) -> dict[str, float | int | None]:
-    """Mean over seeds with the two-sided Student t interval: {"mean", "low", "high", "n"}; no interval for n < 2."""
+def mean_ci(
+    values: Iterable[float | None], level: float = 0.95, within: tuple[float, float] = (-math.inf, math.inf)
+) -> dict[str, float | int | None]:
+    """Mean over seeds with the two-sided Student t interval, cut to the values that are possible.
+
+    Args:
+        within: the least and the largest possible value.
+
+    Returns:
+        mean, low, high, n and sd (standard deviation, ddof 1); neither interval nor sd for n < 2.
+    """
     from scipy.special import stdtrit
 
     if not 0 < level < 1:
@@ -162,9 +171,10 @@ def mean_ci(values: Iterable[float | None], level: float = 0.95) -> dict[str, fl
     known = _known(values)
     centre, spread = mean(known), std(known, ddof=1)
     if centre is None or spread is None:
-        return {"mean": centre, "low": None, "high": None, "n": len(known)}
+        return {"mean": centre, "low": None, "high": None, "n": len(known), "sd": None}
     half = float(stdtrit(len(known) - 1, (1 + level) / 2)) * spread / math.sqrt(len(known))
-    return {"mean": centre, "low": centre - half, "high": centre + half, "n": len(known)}
+    low, high = max(within[0], centre - half), min(within[1], centre + half)
+    return {"mean": centre, "low": low, "high": high, "n": len(known), "sd": spread}
 
 
 def describe(values: Values, higher_is_better: bool = True, level: float = 0.95, seed: int = 0) -> dict[str, Any]:
@@ -211,15 +221,18 @@ Scores = Mapping[Any, Sequence[float]]
 """Seed -> a quantity's value in each resample of its patients."""
 
 
-def paired(differences: Iterable[float | None], *, seed: int = 0) -> dict[str, Any]:
+def paired(differences: Iterable[float | None], *, seed: int = 0, largest: float = math.inf) -> dict[str, Any]:
     """Everything that is said of paired differences, one per seed; missing and non-finite ones are left out.
 
+    Args:
+        largest: difference that is possible, either way.
+
     Returns:
-        mean, low, high, n (``mean_ci``: Student t, 95 %), p and p_exact (``sign_flip``), d and g (``effect_size``).
+        mean, low, high, n, sd (``mean_ci``: Student t, 95 %), p and p_exact (``sign_flip``), d and g (``effect_size``).
     """
     known = _known(differences)
     p, exact = sign_flip(known, seed=seed)
-    return {**mean_ci(known), "p": p, "p_exact": exact, **effect_size(known)}
+    return {**mean_ci(known, within=(-largest, largest)), "p": p, "p_exact": exact, **effect_size(known)}
 
 
 def sign_flip(differences: Sequence[float], *, seed: int = 0) -> tuple[float | None, bool]:
@@ -286,10 +299,10 @@ def verdict(found: Mapping[str, Any], higher_is_better: bool) -> Verdict:
     return "better" if (low > 0) == higher_is_better else "worse"
 
 
-def corrected(found: Mapping[str, Any], higher_is_better: bool, comparisons: int) -> Verdict:
-    """``verdict``, and of several ``comparisons`` only where Holm's p is at most ``LEVEL``; one needs no correction."""
-    said, p = verdict(found, higher_is_better), found.get("p_holm")
-    return said if comparisons < 2 or (p is not None and p <= LEVEL) else "cannot be told"
+def corrected(found: Mapping[str, Any], higher_is_better: bool) -> Verdict:
+    """``verdict`` where Holm's p, of one comparison the sign-flip p itself, is at most ``LEVEL``."""
+    p = found.get("p_holm")
+    return verdict(found, higher_is_better) if p is not None and p <= LEVEL else "cannot be told"
 
 
 def seeds_needed(comparisons: int) -> int:

@@ -97,6 +97,7 @@ def metric_rounds(figure: Figure, summary: Json) -> str | None:
     svg.curve(
         axes, numbers, [row["mean"] for row in rounds], color=svg.BLUE, linewidth=2, label="mean of accepted sites"
     )
+    svg.within(axes, "y", means)
     svg.legend(figure, axes, y=f"{metric}, validation")
     return f"{capital(metric)} over rounds: mean {text(means[0])} to {text(means[-1])}"
 
@@ -135,6 +136,7 @@ def method_points(figure: Figure, comparison: Json) -> str | None:
         svg.point(axes, method["worst"], y + 0.12, color=svg.RED, fmt="D", label="worst site" if first else None)
     axes.set_yticks(range(len(methods)), [svg.short(method["label"], 26) for method in methods])
     axes.set_ylim(len(methods) - 0.5, -0.5)
+    svg.within(axes, "x", [method[key]["mean"] for method in methods for key in ("mean", "worst")])
     # Beside long names the axes are narrow.
     then = ",\nown models where sites use such,\n" if any(method.get(SHOWN) for method in methods) else ", "
     svg.legend(figure, axes, f"{metric}\n(own test split{then}mean over {plural(len(comparison['seeds']), 'seed')})")
@@ -182,6 +184,8 @@ def tradeoff(figure: Figure, comparison: Json) -> str | None:
     right = "right" if comparison["higher_is_better"] else "left"
     better = f"{'up' if right == 'right' or key == 'worst_group' else 'down'} and to the {right}"
     of_groups = label(comparison.get("group_metric") or "accuracy", comparison)
+    for axis, of in (("x", "mean"), ("y", key)):
+        svg.within(axes, axis, [method[of]["mean"] for method in methods])
     what = f"worst group's {of_groups}" if key == "worst_group" else f"{metric}, worst site"
     svg.legend(figure, axes, f"{metric}, mean over sites\n({better} is better)", what, columns=1)
     return f"Trade-off: {what} against the mean over sites"
@@ -192,6 +196,7 @@ def _weights(figure: Figure, axes: Axes, weights: Sequence[float], away: Sequenc
     if away:
         axes.plot(away, [0] * len(away), "x", color=svg.DARK, clip_on=False, label=words)
     axes.set_ylim(bottom=min([0, *weights]))
+    svg.within(axes, "y", weights)
     svg.legend(figure, axes, y="aggregation weight (fraction)")
 
 
@@ -396,6 +401,8 @@ def front_figure(figure: Figure, comparison: Json) -> str | None:
             if one["low"] is not None:
                 ends = {key: [[one["mean"] - one["low"]], [one["high"] - one["mean"]]]}
                 axes.errorbar([across["mean"]], [up["mean"]], **ends, fmt="none", ecolor=color, linewidth=0.8, zorder=0)
+    for axis in "xy":
+        svg.within(axes, axis, [row[axis] for row in rows])
     sides = ["higher" if found[key]["higher_is_better"] else "lower" for key in "xy"]
     x, y = (f"{found[key]['name']} ({side} is better)" for key, side in zip("xy", sides))
     svg.legend(figure, axes, x, y, columns=1)
@@ -436,6 +443,7 @@ def _own_rounds(figure: Figure, found: Json) -> str | None:
     if others:
         svg.curve(axes, numbers, others, color=svg.GREY, linewidth=2, label="mean of other hospitals")
     svg.curve(axes, numbers, values, color=svg.BLUE, linewidth=2, label=svg.short(found["site"]))
+    svg.within(axes, "y", [*known, *others])
     svg.legend(figure, axes, y=f"{found['result']['label']}, validation")
     return f"{capital(found['result']['label'])} over rounds: {text(known[0])} to {text(known[-1])}"
 

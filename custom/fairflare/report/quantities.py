@@ -71,6 +71,16 @@ def better_higher(name: str, headline_higher: bool) -> bool:
     return name not in LOWER_IS_BETTER and (name in ALWAYS_HIGHER or headline_higher)
 
 
+def ranges(run: Json) -> dict[str, tuple[float, float]]:
+    """Each quantity's least and largest possible value, as far as the run's metrics say it."""
+    low, high = named(run["headline"]).range
+    found = dict.fromkeys(QUANTITIES, (low, high)) | dict.fromkeys(LOWER_IS_BETTER, (0.0, math.inf))
+    found |= dict.fromkeys(("std", "gap", "personal_std", "shared_std", "domain_std"), (0.0, high - low))
+    found |= dict.fromkeys(("gini", "jain", "eo_gap", "equalised_odds", "demographic_parity", *CLINICAL), (0.0, 1.0))
+    found |= dict.fromkeys(("brier_worst", "brier_mean"), (0.0, 2.0))
+    return found | {"worst_group": named((run.get("groups") or {}).get("metric") or "accuracy").range}
+
+
 def run_row(run: Json) -> Json:
     """The quantities of one run; None where it has none. ``variance_vs_solo`` is for whoever knows the other runs."""
     fairness, headline, sets = run["fairness"], run["headline"], run["test_sets"]

@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Has the model learned? It is held against an answer that needs no network, and its last rounds are looked at.
 
-Two rules. A model *has not learned* where it is no better than the trivial answer at more than half of the sites that
-have both: in the headline metric, or in log loss, a proper score that takes calibration in. The log loss to beat is
-that of the trivial answer, and at most that of even odds (log C): all that is asked of a task of the package, of
-training that adjusts logits, and where counts may not leave a site. It is *still improving* where, over the last
+Two rules. Of classes the score is log loss, a proper score, against that of the site's shares of the classes, named for
+everybody, and at most that of even odds (log C): all that is asked of a task of the package, of training that adjusts
+logits, and where counts may not leave a site. Without classes it is the headline metric against that of a constant
+answer. A model *has learned* where the mean gain over the sites that have both is above zero by its 95 % interval over
+sites (Student t), and *has not* where the interval's upper end is below ``GAIN`` of the baseline's score; between them
+it cannot be told. With one site the gain itself decides. It is *still improving* where, over the last
 quarter of the rounds (at least six), the straight line through the mean of the sites' validation scores rises by more
 than twice its standard error per round and by 0.01 in all; or where the same holds of the validation loss, falling by
 5 % of its mean. Without validation data the training loss counts, falling by 10 %: it falls longer than a model gets
@@ -19,14 +21,17 @@ from typing import Any
 
 from fairflare.core.metric import named
 from fairflare.report.audit_reader import Trail
-from fairflare.report.fairness import mean
-from fairflare.report.values import chance, label, number, plural, text
+from fairflare.report.fairness import mean, mean_ci
+from fairflare.report.values import chance, label, number, plural, text, with_interval
 
 Json = dict[str, Any]
 TRIVIAL = "trivial"
 """Key of an evaluation in the log."""
 QUANTITIES = {"trivial": "mean over sites, without a network"}
 """What a comparison of methods says of it, with its name in a table."""
+GAIN = 0.01
+"""Share of the baseline's value: a gain that is surely less is nothing learned."""
+LOSS_KEYS, HEADLINE_KEYS = ("loss", "trivial_loss"), ("model", "trivial")
 LAST, FEWEST = 0.25, 6
 """Share of the rounds that are looked at, and how many they are at least."""
 ERRORS = 2.0
@@ -46,17 +51,31 @@ def learned_section(
         own: whether the data are a user's own, and trained on as they are: the log loss to beat is the site's own.
 
     Returns:
-        learned: True, False, or None where it cannot be said; better and compared: at how many of how many sites the
-        model is better; rows: site, model, trivial, better, loss and trivial_loss (None: not known); trivial: mean over
-        sites; trend (see ``_trend``) and still_improving. None where nothing is known of a trivial answer.
+        learned: True, False, or None where it cannot be told; score: "loss" or "headline", in which gain is, above 0
+        where the model is better (mean over sites and interval, ``fairness.mean_ci``); better and compared: at how many
+        of how many sites it is above 0; rows: site, model and trivial in the headline metric, loss and trivial_loss
+        (None: not known), gain and better; trivial: mean over sites; trend (see ``_trend``) and still_improving. None
+        where nothing is known of a trivial answer.
     """
-    held = [_row(trail, row, headline, higher, about, own) for row in rows]
-    if all(row["trivial"] is None for row in held):
+    held = [_row(trail, row, headline, about, own) for row in rows]
+    if all(row["trivial"] is None and row["trivial_loss"] is None for row in held):
         return None
-    both = [row for row in held if row["better"] is not None]
-    better, trend = sum(row["better"] for row in both), _trends(trail, headline, higher)
-    learned = 2 * better >= len(both) if both else None
-    found = {"metric": headline, "learned": learned, "better": better, "compared": len(both)}
+    of_loss = any(row["loss"] is not None and row["trivial_loss"] is not None for row in held)
+    (ours, least), sign = (LOSS_KEYS, -1) if of_loss else (HEADLINE_KEYS, 1 if higher else -1)
+    for row in held:
+        known = row[ours] is not None and row[least] is not None
+        row["gain"] = sign * (row[ours] - row[least]) if known else None
+        row["better"] = row["gain"] > 0 if known else None
+    gain: Json = mean_ci(row["gain"] for row in held)
+    trend = _trends(trail, headline, higher)
+    learned = None
+    if gain["mean"] is not None:
+        low, high = (gain["mean"] if gain[end] is None else gain[end] for end in ("low", "high"))
+        nothing = GAIN * abs(mean(row[least] for row in held if row["better"] is not None) or 0.0)
+        learned = False if high < nothing or high <= 0 else True if low > 0 else None
+    better = [row["better"] for row in held if row["better"] is not None]
+    found: Json = {"metric": headline, "score": "loss" if of_loss else "headline", "learned": learned, "gain": gain}
+    found |= {"better": sum(better), "compared": len(better)}
     found |= {"trivial": mean(row["trivial"] for row in held), "rows": held}
     return {**found, "trend": trend, "still_improving": trend is not None}
 
@@ -76,30 +95,18 @@ def verdict(summary: Mapping[str, Any]) -> str:
     found = summary.get("learned") or {}
     if found.get("learned") is not False:
         return ""
-    metric, both = label(summary["headline"], summary), [row for row in found["rows"] if row["better"] is not None]
-    if said := _by_loss(found, summary, both):
-        return said
-    means = [text(mean(row[key] for row in both)) for key in ("trivial", "model")]
-    own = ("The sites' own models have", "their", "they")
-    whose = own if summary.get("used") else ("This model has", "its", "the model")
-    return (
-        f"{whose[0]} not learned: at {found['compared'] - found['better']} of {_compared(found)} {whose[1]} "
-        f"{metric} is no better than what needs no network (there {means[0]} on average; {whose[2]} {means[1]})."
-    )
-
-
-def _by_loss(found: Mapping[str, Any], summary: Mapping[str, Any], both: Sequence[Json]) -> str:
-    """The sentence where it is the log loss that fails at most sites; "" elsewhere."""
-    known = (row for row in both if row.get("trivial_loss") is not None)
-    failed = [row for row in known if not (row["loss"] or 0) < row["trivial_loss"]]
-    if 2 * len(failed) <= len(both):
-        return ""
     whose = "The sites' own models have" if summary.get("used") else "This model has"
-    ours, least = (text(mean(row[key] for row in failed)) for key in ("loss", "trivial_loss"))
-    return (
-        f"{whose} not learned: at {len(failed)} of {_compared(found)} its risks are no better than each site's share "
-        f"of the classes, named for everyone (log loss {ours} on average there; that answer's {least})."
-    )
+    return f"{whose} not learned: {_gain(found, summary)}."
+
+
+def _gain(found: Mapping[str, Any], summary: Mapping[str, Any]) -> str:
+    """The model's score beside that of a baseline, in words, with the interval of their distance."""
+    of_loss, gain = found["score"] == "loss", found["gain"]
+    rows = [row for row in found["rows"] if row["gain"] is not None]
+    ours, least = (text(mean(row[key] for row in rows)) for key in (LOSS_KEYS if of_loss else HEADLINE_KEYS))
+    name = "log loss" if of_loss else label(summary["headline"], summary)
+    ends = "" if gain["low"] is None else f"; gain {with_interval(gain)}, 95 % interval over sites"
+    return f"{name} {ours} on average over {_compared(found)}, {least} without training{ends}"
 
 
 def _compared(found: Mapping[str, Any]) -> str:
@@ -109,38 +116,37 @@ def _compared(found: Mapping[str, Any]) -> str:
 
 
 def sentences(summary: Mapping[str, Any]) -> list[str]:
-    """What the first screen says beside the verdict: the trivial answer where it is beaten, and the last rounds."""
+    """What the first screen says beside the verdict: the baseline where it is not lost to, and the last rounds."""
     found = summary.get("learned") or {}
     said = []
-    if found.get("learned"):
-        whole = "at every site" if found["compared"] == len(found["rows"]) else "at all of them"
-        where = whole if found["better"] == found["compared"] else f"at {found['better']} of them"
-        model = "the site's own model" if summary.get("used") else "the model"
-        reached = f"{text(found['trivial'])} on average over {_compared(found)}"
-        said.append(f"What needs no network reaches {reached}; {model} is better {where}.")
+    if found.get("compared") and found["learned"] is not False:
+        models = "The sites' own models" if summary.get("used") else "The model"
+        how = f"{models} beats the baseline at {found['better']} of {found['compared']}"
+        how = how.replace("models beats", "models beat") + f" {'site' if found['compared'] == 1 else 'sites'}"
+        unsure = "" if found["learned"] else "Too few sites to tell whether the model has learned. "
+        said.append(f"{unsure}{how}: {_gain(found, summary)}.")
     if trend := found.get("trend"):
         names = {"score": "validation score", "loss": "validation loss", "train_loss": "training loss"}
         way = "rose" if trend["to"] > trend["from"] else "fell"
         said.append(
             f"It was still improving: over the last {trend['rounds']} rounds the {names[trend['of']]} {way} from "
-            f"{text(trend['from'])} to {text(trend['to'])}, more than its noise. More rounds will help (--rounds)."
+            f"{text(trend['from'])} to {text(trend['to'])} (means of the first and last third), more than its noise. "
+            "More rounds will help (--rounds)."
         )
     return said
 
 
-def _row(trail: Trail, row: Json, headline: str, higher: bool, about: Json, own: bool) -> Json:
+def _row(trail: Trail, row: Json, headline: str, about: Json, own: bool) -> Json:
     splits = (trail.evaluation.get("sites") or {}).get(row["site"]) or {}
     value = number(((splits.get(TRIVIAL) or {}).get("test") or {}).get(headline))
     if value is None and row["value"] is not None and named(headline).flat:
         value = chance(headline, about)
-    better = None
-    if value is not None and row["value"] is not None:
-        better = row["value"] > value if higher else row["value"] < value
-    loss, least = number((row.get("test") or {}).get("loss")), _loss_to_beat(splits, about, own)
-    if better is not None and loss is not None and least is not None:
-        better = better and loss < least
-    found = {"site": row["site"], "model": row["value"], "trivial": value, "better": better}
-    return {**found, "loss": loss, "trivial_loss": least}
+    found = {"site": row["site"], "model": row["value"], "trivial": value}
+    return {
+        **found,
+        "loss": number((row.get("test") or {}).get("loss")),
+        "trivial_loss": _loss_to_beat(splits, about, own),
+    }
 
 
 def _loss_to_beat(splits: Mapping[str, Any], about: Json, own: bool) -> float | None:
@@ -161,7 +167,10 @@ def _trends(trail: Trail, headline: str, higher: bool) -> Json | None:
 
 
 def _trend(of: str, values: Sequence[float], sign: int) -> Json | None:
-    """of, rounds, from, to (ends of the line), slope, error; None unless the last values improve as the rule says."""
+    """of, rounds, from, to, slope, error; None unless the last values improve as the rule says.
+
+    ``from`` and ``to``: means over the first and the last third of these rounds, which are possible values.
+    """
     n = max(FEWEST, math.ceil(LAST * len(values)))
     if len(values) < n:
         return None
@@ -172,7 +181,8 @@ def _trend(of: str, values: Sequence[float], sign: int) -> Json | None:
     left = math.fsum((value - level - slope * place) ** 2 for place, value in zip(places, last))
     error = math.sqrt(left / (n - 2) / spread)
     least = LEAST[of] * (1 if of == "score" else abs(level))
-    if sign * slope <= ERRORS * error or sign * slope * (n - 1) < least:
+    third = n // 3
+    begin, end = math.fsum(last[:third]) / third, math.fsum(last[-third:]) / third
+    if sign * slope <= ERRORS * error or sign * slope * (n - 1) < least or sign * (end - begin) <= 0:
         return None
-    half = slope * (n - 1) / 2
-    return {"of": of, "rounds": n, "from": level - half, "to": level + half, "slope": slope, "error": error}
+    return {"of": of, "rounds": n, "from": begin, "to": end, "slope": slope, "error": error}

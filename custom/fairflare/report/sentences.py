@@ -70,13 +70,17 @@ def groups_harmed(summary: Json) -> Json:
         said: in a sentence; rows: group, site, metric (in words) and the row of ``benefit_section``.
     """
     found = (summary.get("benefit") or {}).get("metrics") or {}
-    known = ((row, one["label"]) for one in found.values() for row in one["groups"] if row["verdict"] is not None)
+    by_outcome = (summary.get("groups") or {}).get("by") == "label"  # what an outcome makes is no group of patients
+    held = [] if by_outcome else [(row, one["label"]) for one in found.values() for row in one["groups"]]
+    known = ((row, name) for row, name in held if row["verdict"] is not None)
     told = [{**row, "group": group_words(row["group"], summary), "metric": label} for row, label in known]
     harmed = sorted((row for row in told if row["verdict"] == "loses"), key=lambda row: (row["benefit"], row["site"]))
     looked = len({(row["group"], row["site"]) for row in told})
     lose = len({(row["group"], row["site"]) for row in harmed})
     if not found:
         said = "Whether a group of patients is harmed by joining was not measured."
+    elif by_outcome:
+        said = "Patients were not grouped but by their outcome: whether joining harms a group was not measured."
     elif not told:
         said = "No group of patients could be told of: whether one is harmed by joining is not known."
     elif not harmed:
@@ -151,7 +155,8 @@ def _service(summary: Json) -> list[str]:
     explained = meaning(summary["headline"], summary)
     explained = f" ({metric}: {explained})" if explained else ""
     sites = "at the only site with a result" if n == 1 else f"on average over {n} sites"
-    found = [f"On the sites' own test examples the model's {metric} is {text(fairness['mean'])} {sites}{explained}."]
+    found = risk_words(summary)
+    found += [f"On the sites' own test examples the model's {metric} is {text(fairness['mean'])} {sites}{explained}."]
     guessing, least = chance(summary["headline"], summary), fairness["ci"]["low"]
     if guessing is not None and (fairness["mean"] if least is None else least) <= guessing:
         found.append("That is not clearly better than guessing.")
@@ -169,6 +174,15 @@ def _service(summary: Json) -> list[str]:
     if fairness["left_out"]:
         found.append(f"No test result came from {_some(fairness['left_out'])}.")
     return found
+
+
+def risk_words(summary: Json) -> list[str]:
+    """How good the risks of two classes are, in one sentence; [] of other outcomes."""
+    told = [
+        f"{one['label']} {text(one['mean'])} ({text(one['worst']['value'])} at {one['worst']['site']})"
+        for one in summary.get("risks") or ()
+    ]
+    return [f"Risks on the sites' own test patients, mean and worst site: {', '.join(told)}."] if told else []
 
 
 def _not_defined(summary: Json) -> list[str]:
@@ -388,15 +402,13 @@ def differences(comparison: Json) -> list[str]:
 
 
 def _correction(comparison: Json) -> list[str]:
-    """The correction behind "better" and "worse", and how many seeds it needs; [] where nothing is corrected."""
+    """The rule behind "better" and "worse", and how many seeds it needs; [] where nothing is compared."""
     held = [method["versus_first"]["worst"] for method in comparison["methods"][1:]]
     count = sum(found.get("p_holm") is not None for found in held)
-    if count < 2:
+    if not count:
         return []
-    said = (
-        f"Better and worse are said after Holm's correction over {count} comparisons: only where the interval excludes "
-        f"zero and Holm's p is at most {LEVEL:g}."
-    )
+    of = f"after Holm's correction over {count} comparisons" if count > 1 else "by interval and sign-flip test"
+    said = f"Better and worse are said {of}: only where the interval excludes zero and p is at most {LEVEL:g}."
     seeds, needed = len(comparison["seeds"]), seeds_needed(count)
     if seeds >= needed or seeds > EXACT_TO:
         return [said]

@@ -125,6 +125,7 @@ def summarise(config: Json, entries: Iterable[Mapping[str, Any]]) -> Json:
         },
     }
     sometimes = {
+        "risks": risk_scores(in_use, summary["clinical"], about),
         "counted": PERSONAL if counts_own else None,
         "curves": curves_section(trail.with_clinical_of(whole), config, about, sites),
         "site_privacy": trail.start.get("site_privacy"),
@@ -140,6 +141,41 @@ def summarise(config: Json, entries: Iterable[Mapping[str, Any]]) -> Json:
     return json_value({**summary, "caveats": _caveats(summary)})
 
 
+def risk_scores(rows: Sequence[Json], clinical: Json | None, about: Json) -> list[Json]:
+    """How good the risks of two classes are, whatever threshold: AUC, Brier score, calibration in the large.
+
+    Args:
+        rows: one per site, of the models that sites use.
+
+    Returns:
+        For each: metric, label, higher_is_better and what ``describe`` says of the sites' values on their own test
+        splits, the calibration's as sizes. [] of other outcomes, or where nothing is known.
+    """
+    if len(about.get("classes") or ()) != 2:
+        return []
+    stage = (clinical or {}).get("in_use")
+    views = {row["site"]: row[stage] or {} for row in (clinical or {}).get("rows", ()) if stage in row}
+    found: list[Json] = []
+    for names, key, words in RISK_SCORES:
+        values = {}
+        for row in rows:
+            known = [number(row["test"].get(name)) for name in names]
+            view = number(((views.get(row["site"]) or {}).get(key) or {}).get("value"))
+            value = next((one for one in known if one is not None), view)
+            values[row["site"]] = None if value is None else abs(value)
+        if any(value is not None for value in values.values()):
+            higher = key == ""
+            about_it = {"metric": names[0], "label": words, "higher_is_better": higher}
+            found.append({**about_it, **describe(values, higher)})
+    return found
+
+
+RISK_SCORES = (
+    (("auc", "auc_ovo"), "", "AUC"),
+    (("brier_loss",), "brier", "Brier score"),
+    (("calibration_error",), "calibration", "calibration error"),
+)
+"""Names in an evaluation, key of a clinical view, words."""
 SHOWN_HASH = 12
 """Digits of the given weights' hash that tell runs apart."""
 

@@ -12,7 +12,7 @@ import io
 import re
 import textwrap
 import xml.etree.ElementTree as ET
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from fairflare.report.values import text
@@ -104,6 +104,14 @@ def legend(figure: Figure, axes: Axes, x: str = "", y: str = "", columns: int = 
     handles, labels = axes.get_legend_handles_labels()
     if handles:
         figure.legend(handles, labels, loc="outside lower left", ncols=columns, borderaxespad=0.2)
+
+
+def within(axes: Axes, axis: str, values: Iterable[float | None]) -> None:
+    """Where all ``values`` are in 0..1, so is the scale of ``axis``, "x" or "y", but for half a marker at its ends."""
+    known = [value for value in values if value is not None]
+    if known and min(known) >= 0 and max(known) <= 1:
+        start, end = getattr(axes, f"get_{axis}lim")()
+        getattr(axes, f"set_{axis}lim")(max(start, -0.02), min(end, 1.02))
 
 
 def short(name: str, length: int = 22) -> str:

@@ -106,11 +106,10 @@ class Cell:
     form: Form | None = None
 
     @classmethod
-    def of(cls, found: Mapping[str, Any], *, half: bool = True, **more: Any) -> Cell:
-        """A mean with its interval (``fairness.mean_ci``): "0.812 ± 0.010", or not ``half``: "0.812 [0.802, 0.822]"."""
+    def of(cls, found: Mapping[str, Any], *, sd: bool = True, **more: Any) -> Cell:
+        """Of ``fairness.mean_ci``: "0.812 ± 0.010" with the standard deviation, else "0.812 [0.802, 0.822]"."""
         mean, low, high = (found.get(key) for key in ("mean", "low", "high"))
-        spread = None if high is None or mean is None or not half else high - mean
-        return cls(mean, low, high, spread, found.get("n"), **more)
+        return cls(mean, low, high, found.get("sd") if sd else None, found.get("n"), **more)
 
     @classmethod
     def text(cls, words: Any, **more: Any) -> Cell:

@@ -72,10 +72,9 @@ def signed(value: Any, digits: int = 3) -> str:
     return text(0.0 if value == 0 else value, digits, "+")
 
 
-def with_half_width(found: Mapping[str, Any]) -> str:
-    """ "0.812 ± 0.010": a mean and half the width of its interval, where it has one."""
-    half = "" if found["low"] is None else f" ± {text(found['high'] - found['mean'])}"
-    return text(found["mean"]) + half
+def with_sd(found: Mapping[str, Any]) -> str:
+    """ "0.812 ± 0.010": a mean and the standard deviation over seeds (ddof 1), where it has one."""
+    return text(found["mean"]) + ("" if found["sd"] is None else f" ± {text(found['sd'])}")
 
 
 def ends(found: Mapping[str, Any], digits: int = 3) -> str:
@@ -189,9 +188,9 @@ def environment(filters: tuple[tuple[str, Callable[..., Any]], ...] = (), folder
     return made
 
 
-CODES = ("1", "yes", "true", "y")
+CODES = ("1", "yes", "true", "y", "t", "ja", "j", "oui", "o", "si", "sí", "sim", "s", "да", "positive", "present")
 """Names of a class, in lower case, that say no more than that the outcome came true."""
-NOT = ("0", "no", "false", "n")
+NOT = ("0", "no", "false", "n", "f", "nein", "non", "nej", "não", "nao", "нет", "negative", "absent")
 
 
 def class_words(name: str, summary: Json) -> str:

@@ -17,10 +17,11 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rich.cells import cell_len
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, ProgressColumn, Task, TaskID, TextColumn, TimeElapsedColumn
 from rich.progress import Progress as RichProgress
+from rich.progress import ProgressColumn, Task, TaskID
 from rich.text import Text
 
 from fairflare.core.findings import Finding
@@ -171,22 +172,48 @@ class Observer:
                 self.saw(entry)
 
 
-class TimeLeft(ProgressColumn):
-    """What is left at the speed of all that was done since ``begun``; rich's own column needs two steps first."""
+BAR = 20
+"""Characters of a bar."""
+SHORTEST = 8
+"""Characters that a title keeps."""
+
+
+class OneLine(ProgressColumn):
+    """A task in one line of the terminal: where it is too narrow the bar goes first, counts and time left last."""
 
     max_refresh = 0.5
 
+    def __init__(self, counted: bool) -> None:
+        """``counted``: whether steps are things that can be counted."""
+        super().__init__()
+        self._counted = counted
+
     def render(self, task: Task) -> Text:
-        done = task.completed - task.fields.get("begun", 0)
-        if done <= 0 or not task.total or task.elapsed is None or task.total <= task.completed:
-            return Text("")
-        return Text(time_left(task.elapsed, done, task.total - task.completed), style="progress.remaining")
+        done, total, took = int(task.completed), task.total, round(task.elapsed or 0)
+        left, since = "", task.completed - task.fields.get("begun", 0)
+        if since > 0 and total and task.elapsed is not None and total > task.completed:
+            left = time_left(task.elapsed, since, total - task.completed)
+        count = f"{done}/{int(total) if total else '?'}" if self._counted and (total or done) else ""
+        clock = f"{took // 3600}:{took // 60 % 60:02}:{took % 60:02}"
+        filled, signs = round(BAR * task.completed / total) if total else 0, "#-" if err.options.ascii_only else "━─"
+        bar = signs[0] * filled + signs[1] * (BAR - filled) if total else ""
+        state = str(task.fields.get("state", "")).split(", ")
+        title, states = str(task.description), [", ".join(state[:k]) for k in range(len(state), -1, -1)]
+        parts = [(bar, count, states[0], clock, left), (count, states[0], clock, left)]
+        parts += [(count, one, left) for one in states]
+        shown = Text(clean(title), no_wrap=True, overflow="ellipsis")
+        for place, part in enumerate(parts):
+            rest = "".join(f"  {clean(one)}" for one in part if one)
+            room = err.width - 1 - cell_len(rest)
+            if shown.cell_len <= room or (place >= len(parts) - 2 and room >= SHORTEST) or place == len(parts) - 1:
+                shown.truncate(max(1, room), overflow="ellipsis")
+                return shown.append(rest)
+        return shown
 
 
-def _bar(*columns: ProgressColumn) -> RichProgress:
+def _bar(counted: bool = True) -> RichProgress:
     """Bars that a terminal alone shows, and that go when they end."""
-    every = (TextColumn("{task.description}"), *columns, TimeElapsedColumn(), TimeLeft())
-    return RichProgress(*every, console=err, transient=True, disable=not err.is_terminal)
+    return RichProgress(OneLine(counted), console=err, transient=True, disable=not err.is_terminal)
 
 
 class _Lively:
@@ -198,7 +225,7 @@ class _Lively:
     def _show_on(self, bar: RichProgress, doing: str) -> TaskID:
         self._bar, self._doing = bar, doing
         self._waiting = Waiting(lambda: clean(self._doing))
-        return bar.add_task(escape(doing), total=None, state="")
+        return bar.add_task(doing, total=None, state="")
 
     def __enter__(self) -> Self:
         started()
@@ -221,8 +248,7 @@ class Progress(_Lively, Observer):
         """``sites``: how many, for the bar over their data; ``starting`` and ``headline`` as of ``Observer``."""
         super().__init__(starting=starting, headline=headline)
         self._title, self._rounds, self._sites, self._errors = title, rounds, sites, 0
-        columns = BarColumn(bar_width=20), MofNCompleteColumn(), TextColumn("{task.fields[state]}")
-        self._task = self._show_on(_bar(*columns), self._first)
+        self._task = self._show_on(_bar(), self._first)
         self._since = time.monotonic(), 0
         """When rounds began, and after which one."""
 
@@ -232,7 +258,7 @@ class Progress(_Lively, Observer):
 
     def doing(self, text: str) -> None:
         self._doing = text
-        self._bar.update(self._task, description=escape(text), state="")
+        self._bar.update(self._task, description=text, state="")
 
     def preparing(self, site: str) -> None:
         done = int(self._bar.tasks[0].completed) + 1
@@ -250,15 +276,15 @@ class Progress(_Lively, Observer):
     def began(self, entry: Mapping[str, Any], first: int) -> None:
         self._since = (time.monotonic(), first)
         self._bar.reset(self._task, total=self._rounds, completed=first, begun=first, state="")
-        self._bar.update(self._task, description=escape(self._title))
+        self._bar.update(self._task, description=self._title)
         self._doing = f"{self._title}: round {first + 1} of {self._rounds}"
         self._line(f"{line(entry)}, {self._rounds} rounds")
 
     def reached(self, entry: Mapping[str, Any], words: str) -> None:
         done, last = entry["round"], entry["round"] == entry["rounds"]
         self._doing = "final evaluation" if last else f"{self._title}: round {done + 1} of {entry['rounds']}"
-        description = self._doing if last else escape(self._title)
-        self._bar.update(self._task, completed=done, description=description, state=escape(words))
+        description = self._doing if last else self._title
+        self._bar.update(self._task, completed=done, description=description, state=words)
         if self._is_news(entry):
             self.note(line(entry))
         begun, first = self._since
@@ -276,11 +302,11 @@ class Counter(_Lively):
     """How far a command is with things whose number it may know: a bar at a terminal, lines now and then in a pipe."""
 
     def __init__(self, title: str) -> None:
-        self._title, self._task = title, self._show_on(_bar(BarColumn(), MofNCompleteColumn()), title)
+        self._title, self._task = title, self._show_on(_bar(), title)
 
     def saw(self, part: str, done: int, total: int | None = None) -> None:
         """``done`` of ``total`` are done, or of nobody knows how many; the last one belonged to ``part``."""
-        self._bar.update(self._task, description=escape(f"{self._title}: {part}"), completed=done, total=total)
+        self._bar.update(self._task, description=f"{self._title}: {part}", completed=done, total=total)
         self._doing = f"{self._title}: {part} {done}{f' of {total}' if total else ''}"
 
     @contextlib.contextmanager
@@ -300,7 +326,7 @@ class Board:
         from fairflare.core import registry
         from fairflare.studies.describe import relative_cost
 
-        self._bar = _bar(BarColumn(), TextColumn("{task.fields[state]}"))
+        self._bar = _bar(counted=False)
         self._rounds = {name: int(config.training.rounds) for name, config in runs.items()}
         self._costs = {name: relative_cost(registry.get_method(config.method)) for name, config in runs.items()}
         if seconds and None not in seconds.values():
@@ -322,7 +348,7 @@ class Board:
     def began(self, name: str) -> None:
         with self._lock:
             if name not in self._rows and name not in self._ended:
-                self._rows[name] = self._bar.add_task(escape(name), total=None, state="")
+                self._rows[name] = self._bar.add_task(name, total=None, state="")
 
     def heard(self, name: str, kind: str, *content: Any) -> None:
         """What a run says, see ``Say``."""
@@ -335,7 +361,7 @@ class Board:
             elif name not in self._rows:  # what a cluster says may come late
                 return
             elif kind == "doing":
-                self._bar.update(self._rows[name], state=escape(content[0]))
+                self._bar.update(self._rows[name], state=content[0])
             else:
                 self._reached(name, *content)
 
@@ -359,7 +385,7 @@ class Board:
         self._left[name] = cost * (total - number)
         self._work += 0.0 if begins else before - self._left[name]
         state = ", ".join(filter(None, (f"round {number} of {total}", scores)))
-        self._bar.update(self._rows[name], total=total, completed=number, state=escape(state))
+        self._bar.update(self._rows[name], total=total, completed=number, state=state)
         self._show()
 
     def _show(self) -> None:

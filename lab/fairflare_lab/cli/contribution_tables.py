@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from fairflare.cli.console import say, show_table
-from fairflare.report.values import label, plural, with_half_width
+from fairflare.report.values import label, plural, with_sd
 from fairflare.studies.display import out
 
 
@@ -18,11 +18,11 @@ def contribution(found: Mapping[str, Any], folder: Path) -> None:
     columns = ["site", "drop without it", "p (Holm)", "leave-one-out share", "by interval and Holm's p"]
     columns += ["Shapley value", "Shapley share"] if together["shapley"] else []
     for site, one in together["leave_one_out"].items():
-        cells = [site, with_half_width(one["drop"]), _number(one["drop"]["p_holm"]), _number(one["share"]["mean"])]
+        cells = [site, with_sd(one["drop"]), _number(one["drop"]["p_holm"]), _number(one["share"]["mean"])]
         cells += [one["verdict"] if one["drop"]["low"] is not None else "one seed"]
         if together["shapley"]:
             value = together["shapley"][site]
-            cells += [with_half_width(value["value"]), _number(value["share"]["mean"])]
+            cells += [with_sd(value["value"]), _number(value["share"]["mean"])]
         for method in (next(iter(runs[0]["methods"])), "examples"):
             cells.append(_number(sum(run["methods"][method][site] for run in runs) / len(runs)))
         rows.append(cells)
@@ -45,7 +45,7 @@ def riders(found: Mapping[str, Any], folder: Path) -> None:
         rows = []
         for kind, one in method["kinds"].items():
             cells = [f"{_share(rates['found'])}, {_share(rates['accused'])}" for rates in one["detectors"].values()]
-            rows.append([kind, with_half_width(one["score"]), *cells])
+            rows.append([kind, with_sd(one["score"]), *cells])
         title = f"free riders under {method['label']}, {plural(len(found['seeds']), 'seed')}: found, accused"
         show_table(title, ["kind", found["metric"], *DETECTORS], rows)
     for name, words in DETECTORS.items():

@@ -149,7 +149,7 @@ def differences(table: Table, key: str, used: Sequence[Used], first: str = FIRST
             columns.append(model.Column(name, column.title, group, form=form))
             for row in others:
                 paired = [own - means[first][seed] for seed, own in means[row.key].items() if seed in means[first]]
-                cells[row.key][name] = model.Cell.of(mean_ci(paired), half=False)
+                cells[row.key][name] = model.Cell.of(mean_ci(paired), sd=False)
     rows = tuple(model.Row(row.key, row.title, cells[row.key], row.group) for row in others)
     name = next(row.title for row in table.rows if row.key == first)
     words = f"Differences from {name}, seed by seed, with 95 % t-intervals over seeds"

@@ -73,7 +73,7 @@ def over_seeds(found: Sequence[Json], labels: Sequence[str]) -> Json:
     loo = {}
     for site in sites:
         drop, share = {**drops[site], "p_holm": adjusted[site]}, mean_ci(row[site]["share"] for row in rows)
-        loo[site] = {"drop": drop, "share": share, "verdict": words[corrected(drop, True, len(sites))]}
+        loo[site] = {"drop": drop, "share": share, "verdict": words[corrected(drop, True)]}
     kinds = ("leave_one_out", "shapley")
     agreed = {label: {kind: _measures(found, label, kind) for kind in kinds} for label in labels}
     return {"leave_one_out": loo, "shapley": _shapley(found, sites), "agreement": agreed}
@@ -93,7 +93,7 @@ def contribution_tables(found: Mapping[str, Any]) -> list[Table]:
         columns += [Column("shapley_share", "Share", group="Shapley")]
     rows = []
     for site, one in together["leave_one_out"].items():
-        cells = {"drop": Cell.of(one["drop"], half=False), "p_holm": Cell(one["drop"]["p_holm"])}
+        cells = {"drop": Cell.of(one["drop"], sd=False), "p_holm": Cell(one["drop"]["p_holm"])}
         cells |= {"loo_share": Cell.of(one["share"]), "verdict": Cell.text(one["verdict"])}
         if together["shapley"]:
             value = together["shapley"][site]
@@ -103,8 +103,8 @@ def contribution_tables(found: Mapping[str, Any]) -> list[Table]:
     drawn = "" if not how or how["exact"] else f" Shapley values are of {how['permutations']} drawn orders per seed."
     caption = (
         f"Score: {label(found['metric'], {})}, mean over all sites' own test splits, of federations trained without "
-        f"the site (drop) and with coalitions alone (Shapley); mean over {plural(len(found['seeds']), 'seed')}, ± or "
-        f"brackets: 95 % interval (Student t).{drawn} Shares count what is negative as 0."
+        f"the site (drop) and with coalitions alone (Shapley); mean over {plural(len(found['seeds']), 'seed')}, ± "
+        f"standard deviation (ddof 1), brackets: 95 % interval (Student t).{drawn} Shares count what is negative as 0."
     )
     sites = Table("sites", "Sites", columns, rows, "Site", caption)
     return [sites, _agreement_table(together["agreement"])]

@@ -169,7 +169,8 @@ def test_the_front_of_a_comparison(runs, make_run):
 def test_statistics_of_every_pair(runs):
     found = compare(runs)["methods"][1]["versus_first"]
     assert set(found) == set(QUANTITIES)
-    assert found["worst"]["verdict"] == "better" and found["worst"]["p"] == 0.25 == found["worst"]["p_holm"]
+    assert found["worst"]["low"] > 0 and found["worst"]["p"] == 0.25 == found["worst"]["p_holm"]
+    assert found["worst"]["verdict"] == "cannot be told", "no better or worse beside p = .25"
     assert found["gap"]["verdict"] == "cannot be told"
     assert not better_higher("gap", True) and better_higher("jain", False) and not better_higher("mean", False)
 
@@ -205,8 +206,12 @@ def test_the_verdict_of_several_methods_is_holms(make_run, runs):
     found = {method["label"]: method["versus_first"]["worst"] for method in eight["methods"][1:]}
     assert {one["verdict"] for one in found.values()} == {"better"}
     assert all(one["p_holm"] <= 0.05 for one in found.values()) and "7 seeds" not in differences(eight)[-1]
-    one = compare(runs)
-    assert one["methods"][1]["versus_first"]["worst"]["verdict"] == "better" and len(differences(one)) == 2
+    few, enough = (
+        compare([make_run(n, s, k * (0.02 + 0.001 * s)) for k, n in enumerate("AB") for s in range(c)]) for c in (3, 6)
+    )
+    told = [one["methods"][1]["versus_first"]["worst"]["verdict"] for one in (few, enough)]
+    assert told == ["cannot be told", "better"]
+    assert differences(few)[-1].endswith("6 seeds are needed to tell any.") and "6 seeds" not in differences(enough)[-1]
 
 
 def test_a_method_trained_otherwise_gets_no_verdict(make_run, runs):

@@ -24,7 +24,7 @@ def edition_of(inputs, site=OWN):
     return edition(summarise(**inputs), counted_trail(**inputs), site)
 
 
-@each(("classes", "said"), [("01", "died"), ("12", "died = 2"), (("lived", "died"), "died")])
+@each(("classes", "said"), [("01", "died"), ("12", "died = 2"), (("lived", "died"), "died"), (("nein", "ja"), "died")])
 def test_a_reader_is_told_the_outcome_and_not_its_code_alone(classes, said):
     assert class_words(classes[1], {"task": {"options": {"label": "died"}, "classes": list(classes)}}) == said
 

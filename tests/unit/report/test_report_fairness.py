@@ -118,8 +118,10 @@ def test_mean_ci_over_three_seeds():
 
 
 def test_mean_ci_needs_two_values():
-    assert fairness.mean_ci([0.5]) == {"mean": 0.5, "low": None, "high": None, "n": 1}
-    assert fairness.mean_ci([]) == {"mean": None, "low": None, "high": None, "n": 0}
+    assert fairness.mean_ci([0.5]) == {"mean": 0.5, "low": None, "high": None, "n": 1, "sd": None}
+    assert fairness.mean_ci([]) == {"mean": None, "low": None, "high": None, "n": 0, "sd": None}
+    cut = fairness.mean_ci([0.4, 0.56], within=(0, 1))
+    assert (cut["low"], cut["high"], cut["sd"]) == (0, 1, pytest.approx(0.16 / math.sqrt(2)))
 
 
 @pytest.mark.parametrize("level", [0, 1, 1.5])

@@ -8,6 +8,7 @@ import pytest
 from fairflare.report.audit_reader import Trail
 from fairflare.report.rows import own_rows
 from fairflare.report.sanity_checks import learned_section, sentences, verdict
+from fairflare.report.values import signed
 
 ABOUT = {"metrics": {"balanced_accuracy": {"chance": 0.5}}}
 
@@ -30,18 +31,30 @@ def summary(found, metric="dice"):
     return {"learned": found, "headline": metric, "metrics": {}, "fairness": {"mean": 0.3}}
 
 
-def test_a_model_that_is_no_better_at_most_sites_has_not_learned():
-    found = section([0.3, 0.4, 0.9], [0.3, 0.5, 0.5])
-    assert (found["learned"], found["better"], found["compared"]) == (False, 1, 3)
+def test_a_model_that_surely_gains_nothing_has_not_learned():
+    found = section([0.3, 0.4, 0.38], [0.38, 0.5, 0.5])
+    assert (found["learned"], found["better"], found["compared"]) == (False, 0, 3)
     said = verdict(summary(found))
-    assert said.startswith("This model has not learned: at 2 of 3 sites") and "0.433" in said
+    assert said.startswith(
+        "This model has not learned: Dice score 0.360 on average over 3 sites, 0.460 without training"
+    )
     assert not sentences(summary(found))
 
 
-def test_a_model_that_is_better_at_most_sites_has_and_the_baseline_stands_beside_it():
-    found = section([0.6, 0.7, 0.4], [0.3, 0.5, 0.5])
+def test_a_model_that_surely_gains_has_and_the_baseline_stands_beside_it():
+    found = section([0.6, 0.7, 0.75], [0.3, 0.5, 0.5])
     assert found["learned"] is True and verdict(summary(found)) == ""
-    assert "0.433 on average over 3 sites; the model is better at 2 of them" in sentences(summary(found))[0]
+    said = sentences(summary(found))[0]
+    assert said.startswith("The model beats the baseline at 3 of 3 sites: Dice score 0.683 on average over 3 sites")
+    assert f"gain {signed(found['gain']['mean'])} [{signed(found['gain']['low'])}, " in said and "0.433 without" in said
+
+
+def test_between_them_nothing_is_claimed():
+    """The interval over sites holds gain and loss: neither a banner nor praise, whatever side the mean is on."""
+    for models in ([0.3, 0.4, 0.9], [0.9, 0.1, 0.2]):
+        found = section(models, [0.3, 0.5, 0.5])
+        assert found["learned"] is None and found["gain"]["low"] < 0 < found["gain"]["high"]
+        assert verdict(summary(found)) == "" and sentences(summary(found))[0].startswith("Too few sites to tell")
 
 
 def test_where_sites_use_models_of_their_own_these_are_held_against_it():
@@ -50,14 +63,30 @@ def test_where_sites_use_models_of_their_own_these_are_held_against_it():
     own = {"rows": [{"site": "s0", "personal": 0.7, **empty}, {"site": "s1", "personal": None, **empty}]}
     assert [row["value"] for row in own_rows(rows, own)] == [0.7, 0.3]
     better, worse = section([0.7], [0.5]), section([0.4], [0.5])
-    assert "the site's own model is better at every site" in sentences({**summary(better), "used": "personal"})[0]
-    assert verdict({**summary(worse), "used": "personal"}).startswith("The sites' own models have not learned: at 1 of")
+    said = sentences({**summary(better), "used": "personal"})[0]
+    assert said.startswith("The sites' own models beat the baseline at 1 of 1 site")
+    assert verdict({**summary(worse), "used": "personal"}).startswith("The sites' own models have not learned: Dice")
 
 
 def test_a_constant_answers_balanced_accuracy_is_known_where_its_counts_may_not_leave():
-    found = section([0.4, 0.45], [None, None], metric="balanced_accuracy")
+    found = section([0.4, 0.42, 0.41], [None] * 3, metric="balanced_accuracy")
     assert found["learned"] is False and found["trivial"] == 0.5
     assert section([0.4, 0.45], [None, None], metric="accuracy") is None
+
+
+def test_a_threshold_metric_at_chance_is_no_verdict_where_the_risks_are_good():
+    """Balanced accuracy at .5 of a rare outcome: log loss decides, which no threshold enters."""
+    beside = {"trivial": {"test": {"balanced_accuracy": 0.5, "loss": 0.45}}}
+    rows = [{"site": f"s{k}", "value": 0.5, "test": {"loss": 0.36 + 0.01 * k}} for k in range(3)]
+    trail = Trail(evaluation={"sites": {row["site"]: beside for row in rows}})
+    found = learned_section(trail, rows, "balanced_accuracy", True, ODDS, True)
+    assert found["learned"] is True and found["score"] == "loss" and verdict(summary(found, "balanced_accuracy")) == ""
+
+
+def test_two_values_of_a_trend_are_possible_ones():
+    """Means of thirds, where a fitted line's ends go beyond a metric: (0.456 to 1.097)."""
+    found = section([0.6], [0.3], scores=[0.2, 0.3, 0.99, 1.0, 1.0, 1.0])["trend"]
+    assert (found["from"], found["to"]) == (pytest.approx(0.25), 1.0)
 
 
 def test_scores_that_rise_beyond_their_noise_say_that_more_rounds_help():
@@ -101,5 +130,5 @@ def test_a_loss_above_that_of_the_classes_shares_is_nothing_learned_however_high
     found = learned_section(trail, rows, "balanced_accuracy", True, ODDS, own)
     assert found["learned"] is learned
     said = verdict(summary(found, "balanced_accuracy"))
-    assert bool(said) is not learned and (learned or f"log loss {loss}" in said and "at 3 of 3 sites" in said)
+    assert bool(said) is not learned and (learned or f"log loss {loss:.3f}" in said and "over 3 sites" in said)
     assert found["rows"][0]["trivial_loss"] == pytest.approx(0.6 if own else 0.693, abs=1e-3)

@@ -123,10 +123,10 @@ def test_a_resample_without_a_value_counts_for_no_seed():
 def test_a_verdict_of_several_needs_holms_p():
     found = {"low": 0.1, "high": 0.3, "p": 0.02}
     for p, said in ((LEVEL, "better"), (0.06, "cannot be told"), (None, "cannot be told")):
-        assert corrected(found | {"p_holm": p}, True, 3) == said
-    assert corrected(found | {"p_holm": 0.5}, True, 1) == "better", "one comparison needs no correction"
-    assert corrected(found | {"p_holm": 0.01}, False, 3) == "worse"
-    assert corrected({"low": -0.1, "high": 0.3, "p_holm": 0.01}, True, 3) == "cannot be told"
+        assert corrected(found | {"p_holm": p}, True) == said
+    assert corrected({**found, "p_holm": 0.25}, True) == "cannot be told", "three seeds: the interval alone is too sure"
+    assert corrected(found | {"p_holm": 0.01}, False) == "worse"
+    assert corrected({"low": -0.1, "high": 0.3, "p_holm": 0.01}, True) == "cannot be told"
     for count in (2, 3, 8):
         n = seeds_needed(count)
         smallest = [holm({k: sign_flip([0.1] * seeds)[0] for k in range(count)})[0] for seeds in (n - 1, n)]

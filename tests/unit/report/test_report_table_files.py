@@ -53,7 +53,7 @@ def table():
 def test_numbers_are_written_as_their_column_says(table):
     page = as_markdown(table, heading=2)
     assert page.startswith("## A demo\n\nMean ± half.\n\n| Method | Test sets: Clean | Test sets: Noise | Gap | Said |")
-    assert "| FedAvg | 0.810 ± 0.127 | 50.0 | 0.250 [0.100, 0.400] <sup>1</sup> | – |" in page
+    assert "| FedAvg | 0.810 ± 0.014 | 50.0 | 0.250 [0.100, 0.400] <sup>1</sup> | – |" in page
     assert "| FedISM+ <sup>2</sup> | 0.810 | 62.0 (paper 60.0 ± 2.0) | 0.300 | a\\|b |" in page
     assert "| **Averages** |" in page and "1. One seed.\n2. Another." in page
     assert Cell(-0.5).written(Form(signed=True, digits=2)) == "\N{MINUS SIGN}0.50"
@@ -125,7 +125,7 @@ def test_latex_has_the_form_of_booktabs(table):
     written = as_latex(table)
     assert [written.count(rule) for rule in (r"\toprule", r"\bottomrule", r"\cmidrule(lr){2-3}")] == [1, 1, 1]
     assert r"\begin{tabular}{lrrrl}" in written and r"\label{tab:demo}" in written
-    assert r"FedAvg & 0.810 $\pm$ 0.127 & 50.0 & 0.250 [0.100, 0.400]$^{1}$ & -- \\" in written
+    assert r"FedAvg & 0.810 $\pm$ 0.014 & 50.0 & 0.250 [0.100, 0.400]$^{1}$ & -- \\" in written
     body = written.partition(r"\toprule")[2].partition(r"\bottomrule")[0]
     lines = [line for line in body.splitlines() if line.endswith(r"\\") and "multicolumn" not in line]
     assert {len(re.findall(r"(?<!\\)&", line)) for line in lines} == {4}

@@ -35,7 +35,7 @@ def test_csv_holds_means_and_paired_differences(comparison):
 def test_markdown_names_command_versions_and_machine(comparison):
     page = as_markdown(comparison, "fairflare compare a b", {"torch": "2.13.0"})
     assert "fairflare compare a b" in page and "torch 2.13.0" in page and machine() in page
-    assert "| worst site | 0.600 ± 0.000 | 0.630 ± 0.127 |" in page
+    assert "| worst site | 0.600 ± 0.000 | 0.630 ± 0.014 |" in page
     assert "+0.030 [−0.097, +0.157], 2 of 2" in page
 
 

@@ -104,12 +104,12 @@ def test_metric_names():
 
 
 def test_differences_say_whether_the_interval_includes_zero(make_run):
-    """Differences 0.02 and 0.04 have half width 0.127; 0.0299 and 0.0301 have 12.7062 * 0.0001 = 0.00127."""
+    """Differences 0.02 and 0.04 have half width 0.127; of six seeds some differ by 0.0299 and some by 0.0301."""
     unsure = [make_run("A", 0), make_run("A", 1), make_run("B", 0, 0.02), make_run("B", 1, 0.04)]
-    sure = [make_run("A", 0), make_run("A", 1), make_run("B", 0, 0.0299), make_run("B", 1, 0.0301)]
+    sure = [make_run(*one) for s in range(6) for one in (("A", s), ("B", s, 0.0299 + 0.0002 * (s % 2)))]
     assert "cannot be told from that of A: +0.030 (95 % interval" in words.differences(compare(unsure))[0]
     assert "better in 2 of 2 seeds" in words.differences(compare(unsure))[0]
-    assert "is better than that of A: +0.030 (95 % interval +0.029 to +0.031;" in words.differences(compare(sure))[0]
+    assert "is better than that of A: +0.030 (95 % interval +0.030 to +0.030;" in words.differences(compare(sure))[0]
 
 
 def test_one_seed_is_said_to_prove_nothing(make_run):
@@ -144,3 +144,12 @@ def test_outcomes_that_are_no_class_are_told_in_their_own_words(inputs, make_run
     assert slope["worst"]["mean"] is None and slope["mean"]["mean"] == pytest.approx(1.0, abs=0.1)
     assert "Not defined" not in " ".join(words.opening(summary))
     assert (LABELS_CAVEAT in found["caveats"] and LABELS_CAVEAT in summary["caveats"]) is (headline == "macro_auc")
+
+
+def test_an_outcome_is_no_group_of_patients():
+    """Of those with and without the outcome nobody is told that joining harms them; of women and men they are."""
+    row = {"group": "nein", "site": "Freiburg", "benefit": -0.1, "verdict": "loses"}
+    task = {"classes": ["nein", "ja"], "options": {"label": "died"}}
+    run = {"benefit": {"metrics": {"auc": {"label": "AUC", "groups": [row]}}}, "groups": {"by": "label"}, "task": task}
+    assert words.groups_harmed(run)["rows"] == [] and "by their outcome" in words.groups_harmed(run)["said"]
+    assert words.groups_harmed({**run, "groups": {"by": "sex"}})["rows"][0]["site"] == "Freiburg"
