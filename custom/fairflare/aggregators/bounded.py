@@ -176,7 +176,7 @@ class Bounded(Rule):
         if len(replies) < FEWEST:
             return 1.0
         far, large = _far(replies), far_from_median({r.site: float(r.n_examples) for r in replies})
-        caps = {r.site: cap * lengths.shortness(r.site) for r in replies}
+        caps = {site: cap * shortness for site, shortness in lengths.shortness().items()}
         caps |= {site: min(caps[site], cap / 2) for site in {*far, *lengths.apart}}
         shares = example_shares(replies) | dict.fromkeys((*far, *large, *lengths.opposed), 0.0)
         return {site: max(caps[site], shares[site]) for site in caps}
@@ -255,10 +255,10 @@ class Lengths:
     opposed: Collection[str] = ()
     directions: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
 
-    def shortness(self, site: str) -> float:
-        """min(1, median norm / own norm)."""
+    def shortness(self) -> dict[str, float]:
+        """Site -> min(1, median norm / own norm)."""
         middle = float(np.median(list(self.norms.values())))
-        return middle / self.norms[site] if self.norms[site] > middle else 1.0
+        return {site: middle / norm if norm > middle else 1.0 for site, norm in self.norms.items()}
 
 
 class Heard(NamedTuple):

@@ -8,10 +8,12 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from fairflare.core.types import Reply
-from fairflare.functional.blocks import gram
+from fairflare.functional.blocks import SOME, against_sum, gram
 
 NOISE = 1e-6
 """Cosines within this of 1 are 1: what is left is rounding of float32 updates."""
+DISTINCT = 0.1
+"""Part of a squared sum that must be left of it without a site, for the difference to be as exact as the sum."""
 
 
 def novelty(replies: Sequence[Reply], prior: Mapping[str, float], of_nothing: float = 0.0) -> dict[str, float]:
@@ -24,20 +26,32 @@ def novelty(replies: Sequence[Reply], prior: Mapping[str, float], of_nothing: fl
         prior: site -> p_j >= 0; its scale does not matter.
         of_nothing: what a zero update counts as (1 in FLARE's code).
     """
-    products = gram(replies)
     p = np.array([prior[r.site] for r in replies])
     found = {}
-    for i, reply in enumerate(replies):
-        others = p.copy()
-        others[i] = 0.0
-        own, rest = float(products[i, i]), float(others @ products @ others)
+    for reply, own, along, rest in zip(replies, *_to_others(replies, p).tolist()):
         if own <= 0:
             found[reply.site] = of_nothing
             continue
-        cosine = float(products[i] @ others) / (own * rest) ** 0.5 if rest > 0 else 0.0
+        cosine = along / (own * rest) ** 0.5 if rest > 0 else 0.0
         distance = 1.0 - min(max(cosine, -1.0), 1.0)
         found[reply.site] = distance if distance > NOISE else 0.0
     return found
+
+
+def _to_others(replies: Sequence[Reply], p: np.ndarray) -> np.ndarray:
+    """(3, K): u_i . u_i, u_i . o_i and o_i . o_i, where o_i is the sum of the others' p_j u_j.
+
+    Few sites are compared in pairs; more with the sum of all, unless o_i is lost in it beside p_i u_i.
+    """
+    if len(replies) > SOME:
+        own, along, whole = against_sum(replies, p)
+        rest = whole - 2 * p * along + p * p * own
+        if (rest > DISTINCT * whole).all():
+            return np.array([own, along - p * own, rest])
+    products, others = gram(replies), np.tile(p, (len(p), 1))
+    np.fill_diagonal(others, 0.0)
+    rest = np.array([row @ products @ row for row in others])
+    return np.array([np.diag(products), [row @ one for row, one in zip(products, others)], rest])
 
 
 def equalised(products: np.ndarray) -> np.ndarray:
