@@ -142,7 +142,7 @@ def _add(found: Predictors, name: str, cells: Cells, sites: Sites, chosen: Choic
     as_numbers = name not in chosen.categories and cells.share(numeric) >= MOSTLY
     if as_numbers and _is_id(name, cells, sites):
         return leave("which number the rows")
-    if as_numbers and _are_codes(name, cells.texts[numeric], chosen):
+    if as_numbers and _are_codes(name, cells.texts[cells.numbers == np.round(cells.numbers)], chosen):
         as_numbers, chosen = False, replace(chosen, categories=(*chosen.categories, name))
     if as_numbers:
         odd = ~numeric & ~cells.empty
@@ -326,7 +326,7 @@ def _alone(found: Predictors, labels: pd.Series, chosen: Choices) -> None:
     hits = _hits(labels)
     for name in list(found.features):
         cells, kind = found.cells[name], found.specs.get(name, {"kind": "number"})["kind"]
-        area = _area(cells.empty, cells, hits)
+        area = _area(cells.empty, cells, hits) if cells.empty.any() else 0.0
         if kind == "number":
             values = np.where(np.isnan(cells.numbers), np.nanmedian(cells.numbers[cells.codes]), cells.numbers)
             area = max(area, _area(values, cells, hits))
