@@ -158,13 +158,13 @@ def growth(ids: list[str], sites: int, repeats: int, *, toy: bool = False) -> di
             Reply(a.site, a.update, a.n_examples, numbers(names, k), trainable=trainable) for k, a in enumerate(answers)
         ]
     seconds: dict[str, list[float]] = {id: [] for id in ids}
-    for turn in range(WARM + repeats):
+    for turn in range(1 + repeats):
         for id, rule in rules.items():
-            start, info = time.process_time(), Info(Round(turn + 1, WARM + repeats))
+            start, info = time.process_time(), Info(Round(turn + 1, 1 + repeats))
             rule.anchor(model, replies[id], states[id], info)
             states[id] = rule.aggregate(model, replies[id], states[id], info).state
             seconds[id].append(time.process_time() - start)
-    return {id: statistics.median(found[WARM:]) for id, found in seconds.items()}
+    return {id: statistics.median(found[1:]) for id, found in seconds.items()}
 
 
 def in_child(id: str, sites: int, options: argparse.Namespace) -> dict[str, float]:
