@@ -16,7 +16,7 @@ from fairflare.aggregators.fedufo import FedUFO
 from fairflare.core.types import Info, Reply, Round
 from fairflare.functional.blocks import SOME, gram
 from fairflare.functional.consistency import least_count
-from fairflare.functional.directions import novelty
+from fairflare.functional.novelty import novelty
 from fairflare.functional.simplex import ascended, in_ball
 
 TRAINABLE = frozenset({"w"})

@@ -135,7 +135,7 @@ SOME = 64
 def gram(replies: Sequence[Reply]) -> np.ndarray:
     """float64 (K, K): inner products of the updates over their trainable entries, in one pass over the updates."""
     total = np.zeros((len(replies), len(replies)))
-    for block in _side_by_side(replies, COMPARED * SOME // max(SOME, 1 << (len(replies) - 1).bit_length())):
+    for block in side_by_side(replies, COMPARED * SOME // max(SOME, 1 << (len(replies) - 1).bit_length())):
         # NumPy sees that both factors are one array and computes half of the products.
         with np.errstate(over="ignore", invalid="ignore"):
             products = block @ block.T
@@ -145,20 +145,7 @@ def gram(replies: Sequence[Reply]) -> np.ndarray:
     return total
 
 
-def against_sum(replies: Sequence[Reply], weights: np.ndarray) -> np.ndarray:
-    """float64 (3, K): u_i . u_i, u_i . s and s . s of s = sum_j weights_j u_j over trainable entries, in one pass.
-
-    Sums of float32 that overflow are not finite.
-    """
-    total = np.zeros((3, len(replies)))
-    with np.errstate(over="ignore", invalid="ignore"):
-        for block in _side_by_side(replies, COMPARED // 2):
-            summed = weights.astype(block.dtype) @ block
-            total += np.einsum("kb,kb->k", block, block), block @ summed, np.full(len(replies), summed @ summed)
-    return total
-
-
-def _side_by_side(replies: Sequence[Reply], size: int) -> Iterator[np.ndarray]:
+def side_by_side(replies: Sequence[Reply], size: int) -> Iterator[np.ndarray]:
     """(K, at most ``size``) blocks of the updates' trainable entries; each is there until the next one."""
     room = np.empty((len(replies), size), dtype=np.float32)
     for key in sorted(replies[0].trainable & set(replies[0].update)):
