@@ -3,6 +3,7 @@
 
     python benchmarks/aggregation.py [--sites 20] [--repeats 5] [--toy]
     python benchmarks/aggregation.py --memory [--sites 8 20 300] [--full]
+    python benchmarks/aggregation.py --growth [--sites 64 128 256 512]
 
 A round is all that the server does between the sites' answers and the line in its log: counting traffic, the gate, the
 rule, the server optimizer, the hashes of model and state, the line itself. The checkpoint stands apart.
@@ -14,6 +15,9 @@ CPU time; the round's is there by the wall as well.
 updates in files as FLARE's disk offload leaves them, and after two rounds of a small model: what code takes that is
 loaded then is no model. Models of 300 sites and more are a tenth as large (4 MB), with ``--full`` as large as the
 others; then eight updates take turns, so that they need no 13 GB of disk.
+
+``--growth``: CPU seconds of each house rule's step by the number of sites, of 0.2 M parameters, and the exponent, which
+is the slope of its logarithm in that of the sites. "robust" is FedAvg within the bounds of ``protection=robust``.
 """
 
 from __future__ import annotations
@@ -32,13 +36,15 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
-from fairflare.aggregators.base import Rule
+from fairflare.aggregators.base import SPREAD, Bounds, Rule
+from fairflare.aggregators.bounded import bounded
 from fairflare.core.manifest import all_versions
 from fairflare.core.schema import Answer, Instruction
 from fairflare.core.tensor_files import Stored
-from fairflare.core.types import Number, Outline, StateDict
+from fairflare.core.types import Info, Number, Outline, Reply, Round, StateDict
 from fairflare.engine.gate import Gate
 from fairflare.engine.loop import Federation
 from fairflare.engine.setup.method_defaults import default_parts
@@ -51,6 +57,12 @@ GOALS = {"fedavg": 2.5, "fedism": 2.5, "fedism-plus": 2.5, "fedce": 5.0, "fedhea
 MOST_MODELS = 4.0
 MANY, SMALLER = 300, 0.3
 """Sites from which on models are of ``SMALLER`` times the width."""
+RULES = (*METHODS, "qffl", "median", "trimmed-mean", "robust")
+"""Of ``--growth``."""
+MOST_TIMES, MOST_EXPONENT = 2.0, 1.1
+"""Of FedAvg's time at 256 sites, and the largest exponent."""
+GROWN = 0.13
+"""Width of its models."""
 WARM = 2
 TURNS = 8
 """Different updates of ``--full``."""
@@ -61,12 +73,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sites", type=int, nargs="+")
     parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--methods", nargs="+", default=list(METHODS))
+    parser.add_argument("--methods", nargs="+", help="ids; all by default")
     parser.add_argument("--memory", action="store_true")
+    parser.add_argument("--growth", action="store_true")
     parser.add_argument("--full", action="store_true", help="300 sites with models of full size too")
     parser.add_argument("--toy", action="store_true", help="the smallest sizes, in one process")
     parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
+    options.methods = options.methods or list(RULES if options.growth else METHODS)
+    if options.child and options.growth:
+        print(json.dumps(growth(options.methods, options.sites[0], options.repeats)))
+        return
     if options.child:
         id, sites = options.methods[0], options.sites[0]
         found = memory(id, sites, full=options.full) if options.memory else speed(id, sites, options.repeats)
@@ -76,6 +93,9 @@ def main() -> None:
         options.repeats = 1
         show_speed(options, 3)
         show_memory(options, [3])
+        show_growth(options, [3, 6])
+    elif options.growth:
+        show_growth(options, options.sites or [64, 128, 256, 512])
     elif options.memory:
         show_memory(options, options.sites or [8, 20, 300])
     else:
@@ -104,11 +124,54 @@ def show_memory(options: argparse.Namespace, numbers: list[int]) -> None:
     print(f"\npeak memory of the server's own work in models; goal: {MOST_MODELS:g}")
 
 
+def show_growth(options: argparse.Namespace, federations: list[int]) -> None:
+    """Print the table of the rules' seconds."""
+    ids = options.methods if options.methods != list(METHODS) else list(RULES)
+    found = [
+        growth(ids, n, options.repeats, toy=True) if options.toy else in_child(",".join(ids), n, options)
+        for n in federations
+    ]
+    print("| rule | " + " | ".join(f"{n} sites" for n in federations) + " | exponent | times FedAvg's |")
+    print("|---|" + "---|" * (len(federations) + 2))
+    of = found[max(k for k, n in enumerate(federations) if n <= 256 or not k)]
+    for id in ids:
+        seconds = [one[id] for one in found]
+        slope = (
+            np.polyfit(np.log(federations), np.log(np.maximum(seconds, 1e-9)), 1)[0] if len(federations) > 1 else 0.0
+        )
+        times = of[id] / max(of.get("fedavg", of[id]), 1e-9)
+        print(f"| {id} | " + " | ".join(f"{one:.4f}" for one in seconds) + f" | {slope:.2f} | {times:.1f} |")
+    print(f"\nCPU s of the rule's step; goals: exponent {MOST_EXPONENT:g}, FedCE {MOST_TIMES:g} times at 256 sites")
+
+
+def growth(ids: list[str], sites: int, repeats: int, *, toy: bool = False) -> dict[str, float]:
+    """Method -> median CPU seconds of its rule in a round; methods take turns, so that all see the same machine."""
+    torch.set_num_threads(1)
+    model, trainable = initial(GROWN, toy)
+    answers = [made_up("fedavg", model, f"site-{k:03d}", k) for k in range(sites)]
+    rules, replies, states = {}, {}, dict.fromkeys(ids, {})
+    for id in ids:
+        parts = default_parts("fedavg" if id == "robust" else id)
+        rules[id] = bounded(parts.rule, Bounds(clip=SPREAD, cap=SPREAD)) if id == "robust" else parts.rule
+        names = [number.name for probe in parts.probes for number in probe.scalars(Outline(model, ("a", "b")))]
+        replies[id] = [
+            Reply(a.site, a.update, a.n_examples, numbers(names, k), trainable=trainable) for k, a in enumerate(answers)
+        ]
+    seconds: dict[str, list[float]] = {id: [] for id in ids}
+    for turn in range(1 + repeats):
+        for id, rule in rules.items():
+            start, info = time.process_time(), Info(Round(turn + 1, 1 + repeats))
+            rule.anchor(model, replies[id], states[id], info)
+            states[id] = rule.aggregate(model, replies[id], states[id], info).state
+            seconds[id].append(time.process_time() - start)
+    return {id: statistics.median(found[1:]) for id, found in seconds.items()}
+
+
 def in_child(id: str, sites: int, options: argparse.Namespace) -> dict[str, float]:
     """One method measured in a process of its own."""
-    command = [sys.executable, __file__, "--child", "--methods", id, "--sites", str(sites)]
+    command = [sys.executable, __file__, "--child", "--methods", *id.split(","), "--sites", str(sites)]
     command += ["--repeats", str(options.repeats), *["--memory"] * options.memory]
-    command += ["--full"] * options.full
+    command += ["--full"] * options.full + ["--growth"] * options.growth
     # Large freed blocks go back to the system at once, so that a peak is this step's; that costs time.
     at_once = {"MALLOC_MMAP_THRESHOLD_": "1000000"} if options.memory else {}
     environment = {**os.environ, **at_once, "OMP_NUM_THREADS": "1"}
@@ -290,9 +353,13 @@ def made_up(id: str, model: StateDict, site: str, k: int) -> Answer:
     }
     outline, probes = Outline(model, ("a", "b")), default_parts(id).probes
     names = [s.name for probe in probes if probe.when != "anchored" for s in probe.scalars(outline)]
-    scalars = {name: 0.3 + 0.02 * ((k + len(name)) % 7) for name in names}
-    scalars |= {name: 10.0 for name in names if name.startswith("group_count/")}
-    return Answer(site, 1, update, n_examples=100 + k, steps=10, scalars=scalars)
+    return Answer(site, 1, update, n_examples=100 + k, steps=10, scalars=numbers(names, k))
+
+
+def numbers(names: list[str], k: int) -> dict[str, float]:
+    """Mid-range scalars of the ``k``-th site."""
+    counts = {name: 10.0 for name in names if name.startswith("group_count/")}
+    return {name: 0.3 + 0.02 * ((k + len(name)) % 7) for name in names} | counts
 
 
 def on_disk(answer: Answer, file: Any) -> Answer:

@@ -3,6 +3,7 @@
 
 import math
 
+import numpy as np
 import pytest
 import torch
 
@@ -13,9 +14,9 @@ from fairflare.aggregators.fedheal import FedHEAL
 from fairflare.aggregators.fedlwr import FedLWR
 from fairflare.aggregators.fedufo import FedUFO
 from fairflare.core.types import Info, Reply, Round
-from fairflare.functional.blocks import gram
+from fairflare.functional.blocks import SOME, gram
 from fairflare.functional.consistency import least_count
-from fairflare.functional.directions import novelty
+from fairflare.functional.novelty import novelty
 from fairflare.functional.simplex import ascended, in_ball
 
 TRAINABLE = frozenset({"w"})
@@ -55,6 +56,20 @@ def test_novelty_leaves_buffers_out_and_does_not_depend_on_scale():
     scaled = [reply(k, [1e3 * math.cos(k), 1e3 * math.sin(k)]) for k in range(4)]
     assert novelty(sites, prior) == pytest.approx(novelty(scaled, {k: 7 * v for k, v in prior.items()}), abs=1e-5)
     assert gram(sites)[0, 0] == pytest.approx(1.0)
+
+
+@each("sites, wild", [(3, 1.0), (SOME + 1, 1.0), (3 * SOME, 1.0), (SOME + 1, 1e4), (SOME + 1, 0.0)])
+def test_novelty_of_many_sites_from_their_sum_is_that_of_pairs(sites, wild):
+    """To 1e-10, also where one update hides the sum of the others."""
+    draws = np.random.default_rng(sites).normal(size=(sites, 200)) + 0.3
+    draws[-1] *= wild
+    p = (1.0 + np.arange(sites) % 7) / sites
+    found = novelty([reply(k, row) for k, row in enumerate(draws)], {f"site-{k}": p[k] for k in range(sites)})
+    for k, row in enumerate(draws):
+        others = np.delete(p, k) @ np.delete(draws, k, axis=0)
+        length = np.linalg.norm(row) * np.linalg.norm(others)
+        expected = 1 - row @ others / length if length else 0.0
+        assert found[f"site-{k}"] == pytest.approx(expected, abs=1e-10)
 
 
 def test_all_scores_equal_or_zero_are_uniform():

@@ -21,6 +21,7 @@ from fairflare.functional.decision import Design, own_risks
 from fairflare.functional.exchange import Direction
 from fairflare.report.join import Deployed, OutOfFold, answers, page
 from fairflare.studies.candidates import SHARES, federation_odds, log_odds, moved, on_fold
+from fairflare.studies.folders import is_complete
 from fairflare.studies.forecast import Together
 from fairflare.studies.join import Question, measure_join
 from fairflare.tasks.folds import dealt, everyone, folded, untestable
@@ -272,6 +273,11 @@ def test_the_command_answers_every_hospital_and_goes_on_where_it_was_stopped(tmp
     assert run(arguments) == 0
     assert json.loads((out / "join.json").read_text()) == first
     assert "finished before, reused" in capsys.readouterr().err
+    assert not list(out.rglob("report.html")) and run(["verify", str(removed)]) == 0
+    assert run(["report", str(removed)]) == 0 and (removed / "report.html").is_file()
+    assert run(["verify", str(removed)]) == 0
+    (removed / "report.html").unlink()
+    assert not is_complete(removed)  # its log records a page now
 
 
 @each(

@@ -17,7 +17,7 @@ from fairflare.aggregators.base import Outcome, State, WeighingRule, add_weighte
 from fairflare.core.notes import Note
 from fairflare.core.registry import method
 from fairflare.core.types import Info, Reply, StateDict, Weights
-from fairflare.functional.directions import novelty
+from fairflare.functional.novelty import novelty
 
 FLOOR = 1e-6
 """Least term and weight of FLARE's own aggregator."""

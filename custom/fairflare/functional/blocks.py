@@ -135,18 +135,22 @@ SOME = 64
 def gram(replies: Sequence[Reply]) -> np.ndarray:
     """float64 (K, K): inner products of the updates over their trainable entries, in one pass over the updates."""
     total = np.zeros((len(replies), len(replies)))
-    size = COMPARED * SOME // max(SOME, 1 << (len(replies) - 1).bit_length())
-    stacked = np.empty((len(replies), size), dtype=np.float32)
+    for block in side_by_side(replies, COMPARED * SOME // max(SOME, 1 << (len(replies) - 1).bit_length())):
+        # NumPy sees that both factors are one array and computes half of the products.
+        with np.errstate(over="ignore", invalid="ignore"):
+            products = block @ block.T
+        if not np.isfinite(products).all():
+            products = block.astype(np.float64) @ block.astype(np.float64).T
+        total += products
+    return total
+
+
+def side_by_side(replies: Sequence[Reply], size: int) -> Iterator[np.ndarray]:
+    """(K, at most ``size``) blocks of the updates' trainable entries; each is there until the next one."""
+    room = np.empty((len(replies), size), dtype=np.float32)
     for key in sorted(replies[0].trainable & set(replies[0].update)):
         for _, updates in blocks_of(replies, key, size):
-            block = _stacked(updates, stacked)
-            # NumPy sees that both factors are one array and computes half of the products.
-            with np.errstate(over="ignore", invalid="ignore"):
-                products = block @ block.T
-            if not np.isfinite(products).all():
-                products = block.astype(np.float64) @ block.astype(np.float64).T
-            total += products
-    return total
+            yield _stacked(updates, room)
 
 
 def _stacked(updates: Sequence[np.ndarray], room: np.ndarray) -> np.ndarray:

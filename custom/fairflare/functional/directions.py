@@ -1,43 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the inner products of a round's updates say: which is new, and which weights make them equally near."""
+"""What the inner products of a round's updates say: which weights make them equally near."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-
 import numpy as np
-
-from fairflare.core.types import Reply
-from fairflare.functional.blocks import gram
-
-NOISE = 1e-6
-"""Cosines within this of 1 are 1: what is left is rounding of float32 updates."""
-
-
-def novelty(replies: Sequence[Reply], prior: Mapping[str, float], of_nothing: float = 0.0) -> dict[str, float]:
-    """Site -> 1 - cos(u_i, sum of the others' p_j u_j), in [0, 2].
-
-    FedCE's cosine term (Jiang et al., CVPR 2023, https://arxiv.org/abs/2303.16520, Eq. 2 and 3). A zero update
-    brings nothing new. Where the others' sum is zero, what a site brings is all new: 1.
-
-    Args:
-        prior: site -> p_j >= 0; its scale does not matter.
-        of_nothing: what a zero update counts as (1 in FLARE's code).
-    """
-    products = gram(replies)
-    p = np.array([prior[r.site] for r in replies])
-    found = {}
-    for i, reply in enumerate(replies):
-        others = p.copy()
-        others[i] = 0.0
-        own, rest = float(products[i, i]), float(others @ products @ others)
-        if own <= 0:
-            found[reply.site] = of_nothing
-            continue
-        cosine = float(products[i] @ others) / (own * rest) ** 0.5 if rest > 0 else 0.0
-        distance = 1.0 - min(max(cosine, -1.0), 1.0)
-        found[reply.site] = distance if distance > NOISE else 0.0
-    return found
 
 
 def equalised(products: np.ndarray) -> np.ndarray:

@@ -4,11 +4,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 import pandas as pd
+
+from fairflare.core.validation import CONTROL
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,7 +39,17 @@ class Cells:
     @cached_property
     def numbers(self) -> np.ndarray:
         """float64 (K,), nan where a text is no number."""
+        texts = np.where(self.empty, "nan", self.texts)
+        with suppress(ValueError, TypeError):
+            whole = "".join(texts)
+            if "_" not in whole and whole.isascii():  # where NumPy and pandas read the same numbers
+                return texts.astype(np.float64)
         return np.asarray(pd.to_numeric(pd.Series(self.texts, dtype=object), errors="coerce"), dtype=np.float64)
+
+    @cached_property
+    def controls(self) -> bool:
+        """Whether a text holds a control character."""
+        return bool(CONTROL.search("\n".join(self.texts)))
 
     @cached_property
     def empty(self) -> np.ndarray:

@@ -153,7 +153,7 @@ def _add(
     if as_numbers and _is_id(name, cells, sites):
         return leave("which number the rows")
     code = is_code(column) if as_numbers and name not in chosen.keep else ""
-    if as_numbers and (code or _are_codes(name, cells.texts[numeric], chosen)):
+    if as_numbers and (code or _are_codes(name, cells.texts[cells.numbers == np.round(cells.numbers)], chosen)):
         as_numbers, chosen = False, replace(chosen, categories=(*chosen.categories, name))
         found.codes[name] = code or "its numbers begin with 0"
     if as_numbers:
@@ -356,7 +356,7 @@ def _alone(found: Predictors, labels: pd.Series, chosen: Choices) -> dict[str, f
     hits, areas = _hits(labels), {}
     for name in list(found.features):
         cells, kind = found.cells[name], found.specs.get(name, {"kind": "number"})["kind"]
-        area = _area(cells.empty, cells, hits)
+        area = _area(cells.empty, cells, hits) if cells.empty.any() else 0.0
         if kind == "number":
             values = np.where(np.isnan(cells.numbers), np.nanmedian(cells.numbers[cells.codes]), cells.numbers)
             area = max(area, _area(values, cells, hits))

@@ -301,10 +301,12 @@ def _some_slices(root: Path, path: str) -> list[int | None]:
 
 def _axes(files: Files, found: Found) -> tuple[str, ...]:
     """A note where images of two sites, or of one, run along other axes: mirrored, turned or of another plane."""
+    if not (images := [one for site in found.sites for one in found.of(site)[:OF_A_SITE] if one.image]):
+        return ()
     from nibabel.orientations import aff2axcodes
 
     held: dict[str, str] = {}
-    for one in (one for site in found.sites for one in found.of(site)[:OF_A_SITE] if one.image):
+    for one in images:
         place = geometry_of(files.root / one.image)
         if place is not None and place.placed and place.affine is not None:
             held.setdefault("".join(code or "?" for code in aff2axcodes(place.affine)), f"{one.image} ({one.site})")

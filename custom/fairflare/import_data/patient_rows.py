@@ -24,10 +24,10 @@ from fairflare.core.validation import natural, shown, some, unlisted
 from fairflare.data.readers.limits import LIMITS
 from fairflare.data.readers.tables import as_cell, read_columns
 from fairflare.import_data.detect import Proposal, look
-from fairflare.import_data.labels import as_iso, known_after
+from fairflare.import_data.labels import as_iso, known_after, names_patient
 from fairflare.import_data.proposal import Choices, Tell, is_missing, nothing, root_name
 from fairflare.import_data.several_rows import FILE, HOME, proposed, set_of
-from fairflare.import_data.tables import is_patient_column, rows_of, tables_in
+from fairflare.import_data.tables import rows_of, tables_in
 from fairflare.tasks.kinds.own import INSIDE
 
 SECONDS = {"minutes": 60.0, "hours": 3600.0, "days": 86400.0, "years": 365.25 * 86400.0}
@@ -556,5 +556,5 @@ def propose(root: Path, chosen: Choices) -> str:
     if set_of(paths):
         return proposed(root, paths, None, "", chosen)
     table = rows_of(root, paths, chosen)
-    people = [name for name in table.columns if is_patient_column(name)]
+    people = [name for name in table.columns if names_patient(name)]
     return proposed(root, paths, table, chosen.patient or next(iter(people), ""), chosen)

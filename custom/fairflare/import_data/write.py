@@ -191,7 +191,7 @@ def _table(found: Found, site: str) -> str:
     """The site's rows; where a patient has several, numbers in place of the patients' names."""
     own, label = found.of(site), found.options["label"]
     cells = own[0].cells
-    rows = [one.cells.number for one in own]
+    rows = np.array([one.cells.number for one in own])
     columns = {label: [one.label for one in own]} if label else {}
     columns |= {name: column.texts[column.codes[rows]] for name, column in cells.columns.items()}
     kept = [name for name in attributes(found) if name not in cells]

@@ -26,8 +26,8 @@ from fairflare.report.summary import counted_trail, report_json, summarise
 from fairflare.report.values import higher_is_better, json_value
 
 
-def write_report(folder: Path) -> dict[str, Any]:
-    """(Re)write both files and return the content of ``report.json``.
+def write_report(folder: Path, page: bool = True) -> dict[str, Any]:
+    """(Re)write both files and return the content of ``report.json``; no new page without ``page``.
 
     The log records their hashes before they are written. The head that they print is that of the log before this
     record: a report cannot hold the hash of a line that holds its own. Nothing but the folder is read: what task and
@@ -49,7 +49,8 @@ def write_report(folder: Path) -> dict[str, Any]:
             summary["coefficients"] = json_value(found)
         evaluated = log.entries.last("evaluation")
         report = report_json(summary, [] if evaluated is None else [log.entries[evaluated]])
-        texts = {REPORT: json_text(report), PAGE: render_run(summary)}
+        texts = {REPORT: json_text(report)}
+        texts |= {PAGE: render_run(summary)} if page or is_there(folder / PAGE) else {}
     about = {"status": report["status"], "reason": report["reason"], "model_sha256": model_sha256}
     hashes = {name: hashlib.sha256(text.encode()).hexdigest() for name, text in texts.items()}
     record = {"of": run_history.last["hash"], **about, "files": hashes}
@@ -173,7 +174,7 @@ def verified_so_far(folder: Path, head: str = "") -> tuple[RunHistory, audit.Ent
 
 def absent(folder: Path, run_history: RunHistory) -> list[str]:
     """What a verified run lacks: "not ended" without the log's end, "no report" without its record or a file of it."""
-    reported = bool(run_history.reports) and all(is_file(folder / name) for name in (REPORT, PAGE))
+    reported = bool(run_history.reports) and all(is_file(folder / name) for name in run_history.reports[-1]["files"])
     return ([] if run_history.finish else ["not ended"]) + ([] if reported else ["no report"])
 
 

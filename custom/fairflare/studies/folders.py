@@ -22,6 +22,7 @@ from fairflare.core.errors import FairFlareError, UserError
 from fairflare.core.processes import OWNER, RUN_FOLDER, SCRATCH, stop
 from fairflare.engine import audit, files
 from fairflare.engine.files import CONFIG, Busy, locked
+from fairflare.engine.history import REPORT as RECORD
 from fairflare.engine.history import events
 from fairflare.engine.setup.local import SITES
 from fairflare.privacy.log_files import is_log_file
@@ -184,11 +185,16 @@ def require_run(folder: Path) -> None:
 
 def is_complete(folder: Path) -> bool:
     """Whether the run in ``folder`` came to its end, so that it is not replaced without being asked to."""
-    if not (folder / REPORT).is_file() or not (folder / PAGE).is_file():
+    if not (folder / REPORT).is_file():
         return False
     try:
+        if not (folder / PAGE).is_file():  # a study's runs have none
+            entries = audit.Entries(folder / files.AUDIT)
+            at = entries.last(RECORD)
+            if at is None or PAGE in entries[at]["files"]:
+                return False
         return files.read_json(folder / REPORT).get("status") == "completed"
-    except UserError:
+    except (FairFlareError, OSError, KeyError):
         return False
 
 

@@ -151,7 +151,7 @@ def measure_join(
         f"{len(runs)} federated trainings ({len(question.methods)} candidate methods, {words}), {len(deployed)} on all "
         f"patients, and an own model for each fold at each of {len(first.task.sites())} sites"
     )
-    with Study(runs | deployed).finished(folder, partial(run_once, force=force), workers=workers):
+    with Study(runs | deployed).finished(folder, partial(run_once, force=force, page=False), workers=workers):
         tested, names, kinds, refused = _tested(question, runs, folder)
         if not tested:
             raise UserError(f"join: no site has patients enough: {next(iter(refused.values()))}")
@@ -322,7 +322,7 @@ def within(
     is no time for one repetition of two folds.
     """
     runs = {f"{folder_name(label)}-{ALL}": offered.on_fold(config, ALL) for label, config in question.each().items()}
-    with Study(runs).finished(folder, partial(run_once, force=force), workers=workers):
+    with Study(runs).finished(folder, partial(run_once, force=force, page=False), workers=workers):
         each = sum(seconds_of(folder / name) for name in runs)
     found = budget(workers, "local", question.runs())
     at_once = found if isinstance(found, int) else 1

@@ -62,11 +62,13 @@ def execute(
     force: bool = False,
     sim_threads: int | None = None,
     workers: int | None = 1,
+    page: bool = True,
 ) -> dict[str, Any]:
     """Run ``config`` into ``folder``, in ``env`` "local" or "sim", and return the content of ``report.json``.
 
     A folder that exists is refused, unless ``force`` and it holds an earlier run. ``sim_threads``: as many as sites
-    when None; ``workers``: processes that the sites are spread over, see ``workers_for``.
+    when None; ``workers``: processes that the sites are spread over, see ``workers_for``; ``page``: of a run in this
+    process, whether it writes report.html, which ``fairflare report`` does later.
 
     Raises UserError: the folder cannot be used, or the task's data are not there; RunFailed: the federation stopped;
     the folder keeps its last good model and a report that says so.
@@ -88,7 +90,7 @@ def execute(
         save_config(config, parts, folder, env)  # from here on `resume` goes on, whenever this process is killed
         if env == "sim":
             return _simulate(config, folder, names, sim_threads)
-        return _in_process(config, parts, folder, workers)
+        return _in_process(config, parts, folder, workers, page)
 
 
 def env_of(config: RunConfig, env: str) -> str:
@@ -106,7 +108,9 @@ def cautions(config: RunConfig, parts: Parts) -> list[str]:
     return [*begin, *(caution for caution in found if caution)]
 
 
-def resume(folder: Path, *, sim_threads: int | None = None, workers: int | None = 1) -> dict[str, Any]:
+def resume(
+    folder: Path, *, sim_threads: int | None = None, workers: int | None = 1, page: bool = True
+) -> dict[str, Any]:
     """Continue the run in ``folder`` after its last finished round and return the content of ``report.json``.
 
     The final model is the one of an uninterrupted run, bit for bit. Raises UserError: the folder holds no run, one that
@@ -124,7 +128,7 @@ def resume(folder: Path, *, sim_threads: int | None = None, workers: int | None 
         run_history = check_resumable(folder)
         config, env = RunConfig.from_json(described), described.get("env")
         if run_history is not None and run_history.completed and is_file(folder / MODEL):
-            return _reported(folder, run_history.start["sites"])
+            return _reported(folder, run_history.start["sites"], page)
         if env not in ("local", "sim"):
             text = "a new job continues it: the same fairflare run with --set federation=ID --force"
             raise UserError(f"{folder}: ran on deployed sites; {text}")
@@ -133,7 +137,7 @@ def resume(folder: Path, *, sim_threads: int | None = None, workers: int | None 
         parts.task.check_data()
         if env == "sim":
             return _simulate(config, folder, list(site_of_client(config, parts.task)), sim_threads)
-        return _in_process(config, parts, folder, workers)
+        return _in_process(config, parts, folder, workers, page)
 
 
 def report_again(folder: Path) -> dict[str, Any]:
@@ -230,7 +234,7 @@ def _with_room(folder: Path) -> Iterator[None]:
         raise RunFailed(advice(error, folder, has_begun(folder))) from error
 
 
-def _in_process(config: RunConfig, parts: Parts, folder: Path, workers: int | None) -> dict[str, Any]:
+def _in_process(config: RunConfig, parts: Parts, folder: Path, workers: int | None, page: bool) -> dict[str, Any]:
     rounds, notes = config.training.rounds, [note.to_json() for note in parts.rule.notes]
     try:
         # First of all: TensorBoard and the progress bar have threads, beside which no worker can be forked.
@@ -248,12 +252,12 @@ def _in_process(config: RunConfig, parts: Parts, folder: Path, workers: int | No
 
         if (folder / AUDIT).exists():
             with contextlib.suppress(FairFlareError):
-                write_report(folder)
+                write_report(folder, page)
         raise
     from fairflare.report.write import write_report  # no round waits for its modules
 
     with display.busy("writing the report"):
-        return write_report(folder)
+        return write_report(folder, page)
 
 
 def _simulate(config: RunConfig, folder: Path, names: Sequence[str], threads: int | None) -> dict[str, Any]:
@@ -293,7 +297,7 @@ def _without(config: RunConfig, folder: Path, site: str, sites: int) -> str:
     return f"{site}: its process has ended, killed or out of memory; {follows}; {again}"
 
 
-def _reported(folder: Path, sites: Sequence[str]) -> dict[str, Any]:
+def _reported(folder: Path, sites: Sequence[str], page: bool) -> dict[str, Any]:
     """The report of a run that was killed when only that was missing; raises UserError when it is there."""
     from fairflare.report.write import verify_run, write_report
 
@@ -304,7 +308,7 @@ def _reported(folder: Path, sites: Sequence[str]) -> dict[str, Any]:
     if whole:
         raise UserError(f"{folder}: the run is complete, there is nothing to resume")
     with display.busy("writing the report"):
-        return write_report(folder)
+        return write_report(folder, page)
 
 
 def _opened_run(folder: Path) -> contextlib.AbstractContextManager[None]:

@@ -86,7 +86,9 @@ def whole(network: nn.Module) -> nn.Module:
         for name, trains in module.__dict__.pop(FROZEN, {}).items():
             module._non_persistent_buffers_set.discard(name)
             if trains:
-                module.register_parameter(name, nn.Parameter(module._buffers.pop(name), requires_grad=False))
+                value = module.get_buffer(name)
+                del module._buffers[name]
+                module.register_parameter(name, nn.Parameter(value, requires_grad=False))
     network.__dict__.pop(BODY, None)
     return network
 
@@ -108,7 +110,7 @@ def _head(network: nn.Module) -> str:
     own = [name for name, module in network.named_modules() if next(module.parameters(recurse=False), None) is not None]
     if len([name for name in own if name]) < 2:
         raise UserError("tune: expected all for a network of one layer, which has no body to freeze")
-    return own[-1]
+    return str(own[-1])
 
 
 def _adapt(network: nn.Module, config: RunConfig, head: str) -> Iterator[str]:
