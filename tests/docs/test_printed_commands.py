@@ -53,6 +53,7 @@ ELSEWHERE = {
     r"fairflare export fedism-plus --script": "tests/unit/test_client.py::test_a_job_carries_the_script",
     r"fairflare export fedavg --task script": "tests/unit/test_client.py::test_a_job_without_code_names_the_script",
     r"fairflare inspect .*--(sign|root) ": "tests/unit/test_inspection.py",
+    r"fairflare run .*--tune ": "tests/unit/test_pretrained.py",
     r"fairflare search ": "lab/tests/studies/test_search.py",
     r"fairflare compare .*--scheduler ": "tests/unit/test_cluster.py",
     r"python docs/notebooks/make.py": "tests/docs/test_notebooks.py",
