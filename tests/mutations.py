@@ -164,10 +164,10 @@ DEFECTS = [
         ("unit/test_repeat_visits.py",),
     ),
     Defect(
-        "decision: rows of one patient count as patients",
-        "functional/decision.py",
-        "    if patients is None:\n        return values\n    found = []",
-        "    if True:\n        return values\n    found = []",
+        "intervals: rows of one patient count as patients",
+        "functional/intervals.py",
+        "    if patients is None:\n        return values\n    if values.ndim > 1:",
+        "    if True:\n        return values\n    if values.ndim > 1:",
         ("unit/test_repeat_visits.py",),
     ),
     Defect(
