@@ -27,7 +27,7 @@ SIGNED = {
     "functional/decision.py:average": "over hospitals",
     "functional/decision.py:interval": "``Benefit.n`` counts patients, its variance is theirs",
     "functional/exchange.py:answered_alone": "the same",
-    "functional/directions.py:novelty": "a cosine",
+    "functional/novelty.py:novelty": "a cosine",
     "functional/intervals.py:_weighted": "of values that are one a patient",
     "functional/likelihood.py:marginal": "a step of Laplace's method",
     "functional/simplex.py:in_ball": "weights of sites",
