@@ -5,11 +5,11 @@ clip    D_k <- D_k min(1, C / ||D_k||)      over trainable entries; C = factor t
 mix     D_k <- sum_j M_kj D_j               all entries; M >= 0 with rows that sum to 1, from the updates' distances
 cap     weights above c get c, the others keep their proportions and share what is left, until none is above
 
-The default ("spread") acts on what stands out alone. A norm is held against the one expected of the
-site's number of examples (``functional.robust.expected_norms``), and the update scaled down where it is beyond the
-spread over the sites and the last rounds (``functional.robust.kept_lengths``). A site weighs at most 1.5 / K, less
-where its update is longer than expected (times expected by norm), or its share of the examples, whichever is more. A
-number of examples that is far more than the others' counts as the largest that is not.
+The default ("spread") acts on what stands out alone. A norm is held against the one expected of the site's number of
+examples (``functional.robust.expected_norms``), and the update scaled down where it is beyond the spread over the sites
+and the last rounds (``functional.robust.kept_lengths``). A site weighs at most 1.5 / K or its share of the examples,
+whichever is more; where its update is longer than expected, that times expected by norm. A number of examples that is
+far more than the others' counts as the largest that is not.
 
 A direction stands out where its mean cosine with the others is far below the median site's, in the round or on average
 over its rounds. Then the site weighs at most 0.75 / K or its share. Where that cosine is below 0, too, the update
@@ -180,7 +180,7 @@ class Bounded(Rule):
         caps = {r.site: cap * lengths.shortness(r.site) for r in replies}
         caps |= {site: min(caps[site], cap / 2) for site in {*far, *lengths.apart}}
         examples = shares(counts_of(replies)) | dict.fromkeys((*far, *lengths.opposed), 0.0)
-        return {site: max(caps[site], examples[site]) for site in caps}
+        return {site: max(caps[site], examples[site] * lengths.shortness(site)) for site in caps}
 
     def _lengths(self, replies: Sequence[Reply], state: State) -> Lengths:
         before: Mapping[str, Any] = state.get("clip", {}).get("directions", {})
