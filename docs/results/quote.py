@@ -24,7 +24,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 import kept  # noqa: E402
 
 from fairflare.report.quantities import NAMES  # noqa: E402
-from fairflare.report.values import with_half_width, with_interval  # noqa: E402
+from fairflare.report.values import text, with_interval  # noqa: E402
 
 RESULTS = Path(__file__).resolve().parent
 ROOT = RESULTS.parent.parent
@@ -69,6 +69,12 @@ def quoted(comparison: dict, quantities: list[str]) -> str:
         rows.append(row)
     table = "\n".join("| " + " | ".join(row) + " |" for row in rows)
     return f"```\n{comparison['command']}\n```\n\n{table}\n\n"
+
+
+def with_half_width(found: dict) -> str:
+    """ "0.812 ± 0.010": a mean and half the width of its interval, where it has one, as these pages say."""
+    half = "" if found["low"] is None else f" ± {text(found['high'] - found['mean'])}"
+    return text(found["mean"]) + half
 
 
 def _difference(paired: dict | None) -> str:

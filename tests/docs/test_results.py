@@ -19,7 +19,7 @@ from cases import each
 from fairflare.cli import main as cli
 from fairflare.core import registry
 from fairflare.report.quantities import NAMES
-from fairflare.report.values import with_half_width, with_interval
+from fairflare.report.values import with_interval
 from fairflare.studies.describe import card as card_of
 from fairflare.studies.describe import method_rows
 
@@ -27,6 +27,7 @@ RESULTS = ROOT / "docs" / "results"
 sys.path.insert(0, str(RESULTS))
 
 import kept  # noqa: E402
+from quote import with_half_width  # noqa: E402
 
 FOLDERS = sorted(path.parent for path in RESULTS.glob("*/runs.csv"))
 README, PAGE = ((folder / "README.md").read_text(encoding="utf-8") for folder in (ROOT, RESULTS))

@@ -15,7 +15,7 @@ import pandas as pd
 from fairflare.core.errors import DataError, UserError
 from fairflare.core.validation import flag, shown, some
 from fairflare.data.readers.limits import check
-from fairflare.data.readers.tables import EXCEL, MISSING, NUMBER, Rows, read_columns
+from fairflare.data.readers.tables import EXCEL, Rows, read_columns
 from fairflare.import_data.proposal import Choices, Reading
 
 HEADER = re.compile(r"([1-9]\d{0,2})(?:-([1-9]\d{0,2}))?")
@@ -86,8 +86,6 @@ def read_laid_out(path: Path, chosen: Choices) -> tuple[dict[str, list[str]], li
         raise DataError(error.code, f"{error}{_remedy(path, str(error), chosen)}") from None
     if layout.merged:
         notes.append(f"{path.name}: merged cells: each of their rows has their value")
-    if not chosen.header:
-        _ask_second(path, columns, chosen)
     return columns, notes
 
 
@@ -201,24 +199,3 @@ def _remedy(path: Path, text: str, chosen: Choices) -> str:
     read_columns(path, chosen.sheet, watched)
     row = max(widths, key=lambda row: widths[row])
     return f"; or --header {row} takes the names from row {row}"
-
-
-def _ask_second(path: Path, columns: dict[str, list[str]], chosen: Choices) -> None:
-    """Refuse a table whose first row is words above numbers: a second row of names, or units."""
-    odd = []
-    for name, cells in columns.items():
-        if len(cells) < FIRST_ROWS or cells[0].lower() in MISSING or NUMBER.fullmatch(cells[0]):
-            continue
-        numbers = [cell for cell in cells[1:] if cell.lower() not in MISSING]
-        if (
-            numbers
-            and NUMBER.fullmatch(numbers[0])
-            and pd.to_numeric(pd.Series(numbers), errors="coerce").notna().all()
-        ):
-            odd.append((name, cells[0]))
-    if len(odd) >= 2:
-        text = f"{path.name}: row 2 holds words above numbers, such as {shown(odd[0][1])} in {shown(odd[0][0])}"
-        raise UserError(
-            f"init: {text}: names in two rows, or units: --header 1-2 joins them ({shown(' '.join(odd[0]))}), "
-            "--header 2 takes the second row's alone"
-        )
