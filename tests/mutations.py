@@ -140,7 +140,7 @@ DEFECTS = [
         "engine/exchanges/evaluate.py",
         "if cases is not None and site.asked.is_of(model_hash(model)):",
         "if cases is not None:",
-        ("attacks/test_model_in_use_attacks.py",),
+        ("attacks/test_clinical_attacks.py", "unit/test_clinical.py"),
     ),
     Defect(
         "referee: a site enters sums as often as the server likes",
@@ -206,11 +206,11 @@ DEFECTS = [
         ("unit/test_config.py",),
     ),
     Defect(
-        "configuration: a key of the run beats its level of robust",
+        "configuration: the level of robust beats a key of the run",
         "engine/setup/config.py",
         'return {"robust": level, **meant, **values}',
         'return {**values, "robust": level, **meant}',
-        ("unit/test_config.py",),
+        ("laws/test_bounded.py",),
     ),
     Defect(
         "bounds: a direction that stands out keeps its weight",

@@ -316,6 +316,13 @@ def test_liars_take_at_most_half_of_a_methods_way(method):
         assert moved_by(plain, lambda t: of_method(method, t, -90, 1)) < 0
 
 
+def test_a_key_of_the_run_beats_its_level():
+    for level, values in (("bounded", {"cap_weights": 0.3}), ("mixed", {"clip_updates": 2.5, "mix_updates": "none"})):
+        config = make_config("fedavg", "support2", values={"robust": level, **values})
+        assert config.robust == level and {key: getattr(config, key) for key in values} == values
+    assert make_config("fedavg", "support2", values={"cap_weights": 0.3}).clip_updates == "spread"
+
+
 def test_what_stands_out_further_counts_for_less():
     away = {"a": 0.0, "b": math.log(LEAST), "c": math.log(2 * LEAST), "d": math.log(4 * LEAST)}
     kept = kept_lengths(away, [0.0, 0.1, -0.1])
