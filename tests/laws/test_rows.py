@@ -40,6 +40,7 @@ SIGNED = {
     "report/clinical.py:net_benefit": "from counts that left the site, where rows are not told apart; docs say so",
     "report/fairness.py:std": "over sites",
     "report/fairness.py:mean_ci": "over seeds",
+    "report/fairness.py:within": "a quantile",
     "report/fairness.py:hierarchical": "over seeds, of resamples of patients that ``comparison`` draws",
     "report/fairness.py:effect_size": "over seeds",
     "report/fairness.py:bootstrap_ci": "over sites",
