@@ -269,8 +269,10 @@ def test_units_below_the_names_are_no_patient(tmp_path, capsys):
     table = cohort(60)
     lines = table.to_csv(index=False).splitlines()
     (tmp_path / "u.csv").write_text("\n".join([lines[0], ",years,,mg/l,,,", *lines[1:]]))
-    code, _, err = call(capsys, "init", tmp_path / "u.csv", "--dry-run")
-    assert code == 2 and "--header 1-2 joins them ('age years')" in err
+    code, out, _ = call(capsys, "init", tmp_path / "u.csv", "--dry-run", "--json")
+    told = json.loads(out)
+    assert code == 0 and "the second line (years, mg/l ...) holds units or further names" in json.dumps(told["notes"])
+    assert "crp" in told["options"]["features"]
     code, out, _ = call(capsys, "init", tmp_path / "u.csv", "--dry-run", "--header", "1-2", "--json")
     assert code == 0 and "crp mg/l" in json.loads(out)["options"]["features"]
 

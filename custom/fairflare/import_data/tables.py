@@ -181,7 +181,7 @@ def examples_in_tables(files: Files, paths: Sequence[Path], chosen: Choices) -> 
     """
     table = rows_of(files.root, paths, chosen)
     if _holds_units(table):
-        shown_row = some([cell for cell in table.iloc[0] if cell][:4])
+        shown_row = some([cell for name, cell in table.iloc[0].items() if cell and not str(name).startswith("@")][:4])
         found = _of_rows(files, paths, table.iloc[1:].reset_index(drop=True), chosen)
         text = f"the second line ({shown_row} ...) holds units or further names, and is no patient"
         return replace(found, notes=(*found.notes, *table.attrs["notes"], text))
