@@ -282,15 +282,15 @@ def test_a_given_body_is_kept_once_and_a_finished_run_exports_the_whole_network(
 def test_a_site_takes_its_body_from_its_own_file_and_no_other(body, tmp_path):
     sha256 = model_hash(read_model(body / "model.safetensors"))
     with pytest.raises(DataError, match="expected the file of the run's weights"):
-        find_body(sha256, [tmp_path], None)
+        find_body(sha256, tmp_path, None)
     with pytest.raises(DataError, match="expected weights of SHA-256 000000000000, got"):
-        find_body("0" * 64, [], SiteConfig(weights=str(body / "model.safetensors")))
+        find_body("0" * 64, tmp_path, SiteConfig(weights=str(body / "model.safetensors")))
     with pytest.raises(DataError, match="no such file"):
-        find_body(sha256, [], SiteConfig(weights=str(tmp_path / "none.safetensors")))
+        find_body(sha256, tmp_path, SiteConfig(weights=str(tmp_path / "none.safetensors")))
     (tmp_path / "evil.pt").write_bytes(b"cos\nsystem\n(S'true'\ntR.")
     with pytest.raises(DataError, match=r"evil\.pt"):
-        find_body(sha256, [], SiteConfig(weights=str(tmp_path / "evil.pt")))
-    find_body(sha256, [], SiteConfig(weights=str(body / "model.safetensors")))
+        find_body(sha256, tmp_path, SiteConfig(weights=str(tmp_path / "evil.pt")))
+    find_body(sha256, tmp_path, SiteConfig(weights=str(body / "model.safetensors")))
 
 
 @pytest.mark.parametrize(

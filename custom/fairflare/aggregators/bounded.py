@@ -291,7 +291,7 @@ def lengths_of(
         before: site -> "depth" and "cosine", those means up to the round before.
     """
     norms = {r.site: norm_of(r) for r in replies}
-    expected = expected_norms(norms, counts_of(replies))
+    expected = expected_norms(norms, counts_of(replies)) if by_direction else {}
     if len(replies) < FEWEST or not by_direction:
         return Lengths(norms, expected)
     cosines = agreements(replies, norms)

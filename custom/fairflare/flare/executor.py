@@ -169,8 +169,8 @@ class FairExecutor(Executor):
             if (signer := log_signer(fl_ctx, OF_CLIENT)) is not None:
                 self._heads = Heads(memory.parent / f"{name}{HEADS}", name, signer)
             if config.init_from and config.tune != "all":  # the frozen body is read at every site
-                places = [Path(fl_ctx.get_prop(FLContextKey.APP_ROOT) or ".") / "config"]
-                importlib.import_module(WEIGHTS).find_body(config.init_from, places, find_site_config(local, name))
+                brought = Path(fl_ctx.get_prop(FLContextKey.APP_ROOT) or ".") / "config"
+                importlib.import_module(WEIGHTS).find_body(config.init_from, brought, find_site_config(local, name))
             if config.join:
                 phases: Any = importlib.import_module(JOIN).Phases(config, name, memory, local, tell, own, ledger)
                 self._claim.callback(phases.close)

@@ -93,16 +93,15 @@ def find(sha256: str, folder: Path | None = None) -> None:
         _name((folder / files.INITIAL).resolve())
 
 
-def find_body(sha256: str, places: Collection[Path], own: SiteConfig | None) -> None:
-    """Name the frozen weights at a site: its own file, or what a job has brought into ``places``.
+def find_body(sha256: str, place: Path, own: SiteConfig | None) -> None:
+    """Name the frozen weights at a site: its own file, or what a job has brought into the folder ``place``.
 
     Raises:
         DataError: there are none, or they are not those that the run's configuration names.
     """
-    brought = [place / files.INITIAL for place in places if files.is_file(place / files.INITIAL)]
-    path = Path(own.weights) if own is not None and own.weights else next(iter(brought), None)
-    where = "weights in fairflare_site.yaml"
-    if path is None:
+    named_here = own.weights if own is not None else ""
+    path, where = Path(named_here) if named_here else place / files.INITIAL, "weights in fairflare_site.yaml"
+    if not named_here and not files.is_file(path):
         raise DataError("weights", f"{where}: expected the file of the run's weights ({sha256[:12]}), got none")
     try:
         found = model_hash(_tensors(source_of(path)))
