@@ -56,7 +56,7 @@ def call(capsys, *arguments):
 
 def test_a_comparison_on_a_cluster_has_the_same_bits(cluster, tmp_path, capsys):
     words = ["compare", "fedavg", "fedism", *TASK]
-    code, _, err = call(capsys, *words, "--workers", "1", "--out", tmp_path / "here")
+    code, _, err = call(capsys, *words, "--workers", "1", "--one-by-one", "--out", tmp_path / "here")
     assert code == 0, err
     far = ["--backend", "dask", "--scheduler", cluster.scheduler_address, "--out", tmp_path / "far"]
     code, _, err = call(capsys, *words, *far)

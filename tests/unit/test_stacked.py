@@ -2,6 +2,7 @@
 """Sites trained in one batched call: models equal within rounding to those of sites trained alone, or a clear no."""
 
 import dataclasses
+import itertools
 
 import pytest
 import torch
@@ -19,8 +20,10 @@ from fairflare.flare.recipe import FairRecipe
 from fairflare.studies import runs
 from fairflare.trainers import vmap_training as together
 from fairflare.trainers.base import PlainTrainer
-from fairflare.trainers.gsam import GSAM
+from fairflare.trainers.gsam import GSAM, SAM
+from fairflare.trainers.proximal import Ditto, FedProx
 from fairflare.trainers.vmap_training import train_together, unstackable
+from fairflare.trainers.weighted import WeightedTrainer
 from helpers import Blobs
 
 CPU = torch.device("cpu")
@@ -35,6 +38,12 @@ def network(seed=0):
     return nn.Sequential(nn.Linear(4, 6), nn.LayerNorm(6), nn.ReLU(), nn.Linear(6, 2))
 
 
+def perceptron(seed=0):
+    """Layers that are matrix products over all sites, where ``network`` needs vmap."""
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 2))
+
+
 def works(training, sizes=SIZES, net=None, memories=None):
     net = net or network()
     received = {name: value.detach().clone() for name, value in net.state_dict().items()}
@@ -45,10 +54,10 @@ def works(training, sizes=SIZES, net=None, memories=None):
     ]
 
 
-def one_by_one(all_works):
+def one_by_one(all_works, trainer=None):
     for work in all_works:
         work.network.load_state_dict(work.received)
-        loss = PlainTrainer().train(work)
+        loss = (trainer or PlainTrainer()).train(work)
         yield {name: value.detach().clone() for name, value in work.network.state_dict().items()}, work.steps, loss
 
 
@@ -61,17 +70,28 @@ TRAININGS = {
 }
 
 
+TRAINERS = (PlainTrainer(), FedProx(mu=0.5), SAM(), GSAM(rho_max=0.3), WeightedTrainer())
+
+
 @pytest.mark.parametrize("name", TRAININGS)
 def test_each_site_has_the_model_that_it_has_alone(name):
     """Of 1 to 50 examples, so that they make different numbers of steps with batches of different sizes."""
-    expected = list(one_by_one(works(TRAININGS[name])))
-    found = train_together(works(TRAININGS[name]))
-    assert [one.steps for one in found] == [steps for _, steps, _ in expected]
-    assert name == "steps" or len({one.steps for one in found}) == 3
-    for one, (model, _, loss) in zip(found, expected):
-        assert one.loss == pytest.approx(loss, rel=1e-5)
-        for key, value in model.items():
-            torch.testing.assert_close(one.model[key], value, rtol=1e-5, atol=1e-6)
+    for make, trainer in itertools.product((network, perceptron), TRAINERS):
+        expected = list(one_by_one(weighed(works(TRAININGS[name], net=make())), trainer))
+        results = train_together(weighed(works(TRAININGS[name], net=make())), trainer)
+        assert [one.steps for one in results] == [steps for _, steps, _ in expected]
+        assert name == "steps" or len({one.steps for one in results}) == 3
+        for one, (model, _, loss) in zip(results, expected):
+            assert one.loss == pytest.approx(loss, rel=1e-5), trainer
+            for key, value in model.items():
+                torch.testing.assert_close(one.model[key], value, rtol=1e-5, atol=5e-6)
+
+
+def weighed(all_works):
+    """Of other rounds and other weights: site k trains in round k modulo 3 + 1, its examples count k times."""
+    for k, work in enumerate(all_works, start=1):
+        work.round, work.orders = Round(k % 3 + 1, 3), {"weight": float(k)}
+    return all_works
 
 
 def test_sites_of_several_calls_are_those_of_one(monkeypatch):
@@ -155,7 +175,8 @@ class Doubled(nn.Module):
 
 SGD = TRAININGS["sgd"]
 REFUSED = [
-    (network(), GSAM(), SGD, CPU, "expected trainer sgd"),
+    (network(), Ditto(), SGD, CPU, "expected trainer sgd, fedprox, sam, gsam or weighted"),
+    (network(), WeightedTrainer("batch"), SGD, CPU, "expected weight_sum=one"),
     (network(), PlainTrainer(), dataclasses.replace(SGD, keep_optimizer=True), CPU, "keep_optimizer=false"),
     (network(), PlainTrainer(), dataclasses.replace(SGD, precision="bfloat16"), CPU, "precision=float32"),
     (network(), PlainTrainer(), SGD, torch.device("cuda"), "precision=float32"),
@@ -179,7 +200,7 @@ def test_a_network_that_looks_at_its_numbers_is_told_when_it_trains():
 @pytest.mark.parametrize(
     "method, values, text",
     [
-        ("fedism-plus", {}, "stacked: expected trainer sgd"),
+        ("ditto", {}, "stacked: expected trainer sgd"),
         ("fedavg", {"keep_optimizer": "true"}, "stacked: expected keep_optimizer=false"),
         ("fedavg", {"precision": "bfloat16"}, "stacked: expected precision=float32"),
     ],

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -103,9 +104,9 @@ def comparison(found: dict[str, Any], folder: Path) -> None:
             say(sentence)
     for said in found["notes"]:
         note(said)
-    for report in sorted(folder.glob("*/report.html")):
-        say(f"report: {report}")
     say(f"comparison: {folder / 'compare.html'}")
+    if runs := sorted(path.parent for path in folder.glob("*/report.json")):
+        say(f"a run's own page: fairflare report {shlex.quote(str(runs[0]))}")
 
 
 def _number(value: float | None) -> str:

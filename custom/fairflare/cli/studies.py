@@ -41,6 +41,7 @@ from fairflare.studies.labels import comparison_name, on_grid
     metavar="KEY=VALUE,...",
     help="Also score the final models on the test patients as these options of the task deal them; repeatable.",
 )
+@click.option("--one-by-one", is_flag=True, help="No run is trained together with others: the bits of `fairflare run`.")
 @click.option("--solo", is_flag=True, help="Each site also reports its benefit of joining, against a model of its own.")
 @click.option("--shared", is_flag=True, help="The shared model's results, also where sites use models of their own.")
 @options.force_option
@@ -60,6 +61,7 @@ def compare(
     pareto: str,
     resample: int,
     test_on: tuple[str, ...],
+    one_by_one: bool,
     solo: bool,
     **how: Any,
 ) -> options.Told:
@@ -87,6 +89,7 @@ def compare(
     if tables:
         comparison.check_tables(tables)
     again = partial(comparison.look_again, resamples=resample, options=elsewhere)
+    how["lockstep"] = not one_by_one
     found = comparison.compare_all(configs, folder, env=env, pareto=front, again=again, **how)
     if tables:
         comparison.write_comparison(found, tables, command or "fairflare compare")

@@ -12,19 +12,22 @@ import contextlib
 import dataclasses
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import Tensor
 
 from fairflare.core.errors import RunFailed
 from fairflare.core.findings import Finding
 from fairflare.core.schema import Answer, Instruction
-from fairflare.core.types import LocalWork, StateDict
+from fairflare.core.types import Batch, LocalWork, Objective, StateDict
 from fairflare.core.validation import some
 from fairflare.core.workers import Channel, Packed, StartMethod, Worker, pack, portable, raise_here, ready, stop
 from fairflare.engine.site import Site
-from fairflare.trainers.base import PLACE, PlainTrainer
+from fairflare.trainers.base import PLACE, Optimizer, PlainTrainer, Trainer
 
 if TYPE_CHECKING:
     from fairflare.trainers.vmap_training import Trained
@@ -54,24 +57,35 @@ class InProcess:
             yield self._sites[name].handle(instructions[name])
 
 
+Together = Callable[["Sequence[LocalWork]"], "list[Trained]"]
+LOCKSTEP: ContextVar[Callable[[str, Sequence[LocalWork], Together], list[Any]] | None] = ContextVar(
+    "LOCKSTEP", default=None
+)
+"""Called with the trainer's description, the sites' works and what trains them, where other runs train with them."""
+
+
 @dataclass(frozen=True)
-class Replay(PlainTrainer):
-    """Puts in place what a batched call has trained; trains by itself where there is nothing.
+class Replay(Trainer):
+    """Puts in place what a batched call has trained; ``of`` trains where there is nothing.
 
     ``done``: the site's seed of a round -> what was trained, and the memory that it left.
     """
 
+    of: Trainer = field(default_factory=PlainTrainer)
     done: dict[int, tuple[Trained, LocalWork]] = field(default_factory=dict)
 
     def train(self, work: LocalWork) -> float:
         if work.seed not in self.done:
-            return super().train(work)
+            return self.of.train(work)
         trained, planned = self.done.pop(work.seed)
         work.network.load_state_dict(trained.model)
         work.steps = trained.steps
         if PLACE in planned.memory:
             work.memory[PLACE] = planned.memory[PLACE]
         return trained.loss
+
+    def step(self, work: LocalWork, optimizer: Optimizer, objective: Objective, batch: Batch) -> Tensor:
+        return self.of.step(work, optimizer, objective, batch)
 
 
 class Stacked(InProcess):
@@ -82,7 +96,7 @@ class Stacked(InProcess):
 
     def __init__(self, sites: Mapping[str, Site]) -> None:
         super().__init__(sites)
-        self._replays = {name: Replay() for name in self._sites}
+        self._replays = {name: Replay(site.trainer) for name, site in self._sites.items()}
         for name, site in self._sites.items():
             site.trainer = self._replays[name]
 
@@ -92,7 +106,11 @@ class Stacked(InProcess):
             from fairflare.trainers.vmap_training import train_together  # in runs that ask for it alone
 
             works = [self._sites[name].planned(instructions[name]) for name in asked]
-            for name, work, trained in zip(asked, works, train_together(works)):
+            trainer = self._replays[asked[0]].of
+            train, lockstep = partial(train_together, trainer=trainer), LOCKSTEP.get()
+            for name, work, trained in zip(
+                asked, works, lockstep(repr(trainer), works, train) if lockstep else train(works)
+            ):
                 self._replays[name].done.clear()
                 self._replays[name].done[work.seed] = trained, work
         yield from super().exchange(instructions)

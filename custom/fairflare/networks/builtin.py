@@ -120,6 +120,9 @@ class Logistic(nn.Module):
     Softmax and cross-entropy of these are the sigmoid of the second and binary cross-entropy.
     """
 
+    along_last = True
+    """All that it computes is along the last dimension: inputs may have any dimensions before it."""
+
     def __init__(self, features: int) -> None:
         super().__init__()
         self.head = nn.Linear(features, 1)
@@ -127,7 +130,7 @@ class Logistic(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """(N, features) -> (N, 2)."""
         logit = self.head(x)
-        return torch.cat((torch.zeros_like(logit), logit), dim=1)
+        return torch.cat((torch.zeros_like(logit), logit), dim=-1)
 
 
 def logistic(features: int, classes: int = 2) -> Logistic:

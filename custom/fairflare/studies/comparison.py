@@ -63,15 +63,17 @@ def compare_all(
     pareto: tuple[str, str] = PARETO,
     again: Callable[..., dict[str, Any]] = lambda comparison, runs: comparison,
     shared: bool = False,
+    lockstep: bool = True,
     **how: Any,
 ) -> dict[str, Any]:
     """Run every configuration into a folder of its own below ``folder`` and write compare.html and compare.json.
 
-    Runs are made by ``run_once`` with ``how``. ``again`` adds what it finds in them, see ``look_again``; ``pareto`` and
-    ``shared`` are as ``compare`` takes them.
+    Runs are made by ``run_once`` with ``how``, those of small models together (``lockstep``). ``again`` adds what it
+    finds in them, see ``look_again``; ``pareto`` and ``shared`` are as ``compare`` takes them. ``fairflare report``
+    writes a run's own page.
     """
-    study, one = Study(dict(configs)), partial(run_once, env=env, **how)
-    with study.finished(folder, one, workers=workers, env=env) as reports:
+    study, one = Study(dict(configs)), partial(run_once, env=env, page=False, **how)
+    with study.finished(folder, one, workers=workers, env=env, lockstep=lockstep and env == "local") as reports:
         found = [(config, folder / name, reports[name]["detail"]) for name, config in configs]
         comparison = again(compare([detail for *_, detail in found], pareto, shared), found)
         save_json(folder / COMPARISON, comparison)

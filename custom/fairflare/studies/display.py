@@ -14,6 +14,7 @@ import re
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextvars import ContextVar
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -47,8 +48,8 @@ Seconds = Mapping[str, float | None]
 """Name -> what a run will take, where several tasks are side by side; used if known of all."""
 Say = Callable[..., None]
 """Called with what a run says of itself: a kind ("note", "doing", "reached") and its values, which can be pickled."""
-_told: list[Say] = []
-"""What notes and progress of this process are told to in the place of the terminal, last one first."""
+_listener: ContextVar[Say | None] = ContextVar("_listener", default=None)
+"""What notes and progress of a thread go to in the place of the terminal."""
 
 
 def clean(text: str) -> str:
@@ -71,32 +72,33 @@ err = Terminal(stderr=True, highlight=False)
 
 def note(text: str) -> None:
     started()
-    if _told:
-        _told[-1]("note", text)
+    if say := _listener.get():
+        say("note", text)
     else:
         err.print(escape(text))
 
 
 def busy(text: str) -> contextlib.AbstractContextManager[Any]:
     """Within: a spinner on stderr."""
-    if not _told:
+    if not (say := _listener.get()):
         return err.status(escape(text))
-    _told[-1]("doing", text)
+    say("doing", text)
     return contextlib.nullcontext()
 
 
 def progress(title: str, rounds: int, sites: int, starting: bool = False, headline: str = "") -> Observer:
-    return Observer(_told[-1], starting, headline) if _told else Progress(title, rounds, sites, starting, headline)
+    say = _listener.get()
+    return Observer(say, starting, headline) if say else Progress(title, rounds, sites, starting, headline)
 
 
 @contextlib.contextmanager
 def told_to(say: Say) -> Iterator[None]:
-    """Within: notes and progress of this process are said to ``say``."""
-    _told.append(say)
+    """Within: notes and progress of this thread go to ``say``."""
+    token = _listener.set(say)
     try:
         yield
     finally:
-        _told.pop()
+        _listener.reset(token)
 
 
 @contextlib.contextmanager

@@ -17,6 +17,8 @@ from typing import Any
 from fairflare.core.errors import UserError
 from fairflare.core.validation import expected, shown
 
+DATA_SEED = "data_seed"
+"""Option of a task that draws its data."""
 CACHE = "FAIRFLARE_CACHE"
 """As ``datasets.cache`` has it, which takes its time to import."""
 LONGEST_NAME = 100

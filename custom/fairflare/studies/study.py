@@ -29,7 +29,7 @@ from fairflare.report.table_files import machine
 from fairflare.report.write import verify_run
 from fairflare.studies import display
 from fairflare.studies.folders import check_collection, created, is_complete, opened
-from fairflare.studies.labels import as_text, flat_settings, folder_name, on_grid, split_method
+from fairflare.studies.labels import DATA_SEED, as_text, flat_settings, folder_name, on_grid, split_method
 from fairflare.studies.parallel import Failure, One, Report, Workers, budget, run_all
 from fairflare.studies.runs import as_before, default_folder, run_once
 
@@ -37,7 +37,6 @@ if TYPE_CHECKING:
     import pandas
 
 Reports = dict[str, Report]
-DATA_SEED = "data_seed"
 SHARED = ("group_by", "leave_out", "clients")
 """What the methods of a grid have alike, beside the data."""
 SOLO, POOLED = "solo", "pooled"
@@ -221,11 +220,13 @@ class Study:
         env: str = "local",
         is_part: Callable[[str], bool] = lambda name: True,
         seconds: display.Seconds | None = None,
+        lockstep: bool = False,
     ) -> Iterator[Reports]:
         """Within: every run has ended well, and no other command works in the study's folders; path -> report.
 
         A ``folder`` that holds something else is refused; ``is_part`` says of which names its runs' folders may be.
-        ``one`` makes a run, or takes the one that is there. ``workers`` and ``env`` are as of ``parallel.budget``.
+        ``one`` makes a run, or takes the one that is there. ``workers`` and ``env`` are as of ``parallel.budget``,
+        ``lockstep`` as of ``parallel.run_all``.
         Raises as ``make``.
         """
         self.check(folder, is_part)
@@ -234,20 +235,27 @@ class Study:
             for place in self._folders(folder):
                 stack.enter_context(created(place))
                 stack.enter_context(opened(place))
-            yield self.make(folder, one, at_once, seconds)
+            yield self.make(folder, one, at_once, seconds, lockstep)
 
     def check(self, folder: Path, is_part: Callable[[str], bool] = lambda name: True) -> None:
         """Raise UserError unless the study's folders are new or hold runs of such studies alone."""
         for place in self._folders(folder):
             check_collection(place, is_part)
 
-    def make(self, folder: Path, one: One, workers: Workers, seconds: display.Seconds | None = None) -> Reports:
+    def make(
+        self,
+        folder: Path,
+        one: One,
+        workers: Workers,
+        seconds: display.Seconds | None = None,
+        lockstep: bool = False,
+    ) -> Reports:
         """The reports of all runs, which ``one`` makes; whoever calls it has the folder to itself.
 
         Raises FairFlareError: of the first run that failed, after the others have ended.
         """
         self.folder = folder
-        self.reports, self.failures = run_all(self.runs, folder, one, workers, seconds)
+        self.reports, self.failures = run_all(self.runs, folder, one, workers, seconds, lockstep)
         for path in self.runs:
             if path in self.failures:
                 raise_here(*self.failures[path])

@@ -1,24 +1,36 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Plain training of several sites at once: their models stacked, their batches padded, one batched call per step.
+"""Training of several sites at once: their models stacked, their batches padded, one batched call per step.
 
-What a site computes is what ``PlainTrainer`` computes for it alone, but sums are rounded in another order.
+The sites may be of one federation or of many. What a site computes is what its trainer computes for it alone, but sums
+are rounded in another order.
 """
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
+from torch import nn
 
 from fairflare.core.errors import UserError
 from fairflare.core.types import Batch, LocalWork, StateDict, Training
+from fairflare.functional.perturbation import TINY, rho_at
 from fairflare.trainers.base import PlainTrainer, Trainer, local_batches, make_optimizer
+from fairflare.trainers.gsam import GSAM, SAM
+from fairflare.trainers.proximal import FedProx
+from fairflare.trainers.weighted import WeightedTrainer
 
 MOST_PARAMETERS = 1_000_000
 """Of a network that is small enough: above, one site alone keeps a processor busy."""
 MOST_STACKED = 50_000_000
 """Parameters of all models that are trained in one call, 200 MB; more sites are trained in several calls."""
+
+
+STACKABLE = (PlainTrainer, FedProx, SAM, GSAM, WeightedTrainer)
+"""Trainers whose steps this module computes; a class that derives from one of them may do anything else."""
 
 
 class Trained(NamedTuple):
@@ -29,14 +41,15 @@ class Trained(NamedTuple):
     loss: float
 
 
-def unstackable(network: torch.nn.Module, trainer: Trainer, training: Training, device: torch.device) -> str:
+def unstackable(network: nn.Module, trainer: Trainer, training: Training, device: torch.device) -> str:
     """Why these cannot train several sites at once, in words that end a sentence; empty where they can."""
     size = sum(p.numel() for p in network.parameters())
-    kind = torch.nn.modules.dropout._DropoutNd
+    kind = nn.modules.dropout._DropoutNd
     stochastic = any(isinstance(m, kind) or getattr(m, "dropout", 0) not in (0, None) for m in network.modules())
     half = training.precision == "bfloat16" or (training.precision == "auto" and device.type == "cuda")
     reasons = (
-        (type(trainer) is not PlainTrainer, "expected trainer sgd, which takes one gradient per batch"),
+        (type(trainer) not in STACKABLE, "expected trainer sgd, fedprox, sam, gsam or weighted"),
+        (getattr(trainer, "weight_sum", "one") != "one", "expected weight_sum=one"),
         (training.keep_optimizer, "expected keep_optimizer=false: optimizers begin anew in each round"),
         (half, "expected precision=float32"),
         (any(True for _ in network.buffers()), "expected a network without running statistics (BatchNorm)"),
@@ -46,34 +59,47 @@ def unstackable(network: torch.nn.Module, trainer: Trainer, training: Training, 
     return next((words for holds, words in reasons if holds), "")
 
 
-def train_together(works: Sequence[LocalWork]) -> list[Trained]:
-    """One round of plain training at every site of ``works``, which share network, objective and optimizer settings.
+def train_together(works: Sequence[LocalWork], trainer: Trainer | None = None) -> list[Trained]:
+    """One round of training at every site of ``works``, which share network, objective, optimizer settings and trainer.
 
-    Their numbers of examples, batches and steps may differ. The networks are left alone; the place of each site in its
-    data, with ``local_steps``, is left in its ``work.memory``. UserError where the network does what cannot be batched
-    over models.
+    Their numbers of examples, batches and steps, and their rounds, may differ. The networks are left alone; the place
+    of each site in its data, with ``local_steps``, is left in its ``work.memory``.
+
+    Args:
+        works: one per site.
+        trainer: one of ``STACKABLE``; plain training by default.
+
+    Returns:
+        What was trained, in the order of ``works``.
+
+    Raises:
+        UserError: the network does what cannot be batched over models.
     """
-    queues = [list(local_batches(work)) for work in works]
+    trainer, queues = trainer or PlainTrainer(), [list(local_batches(work)) for work in works]
     order = sorted(range(len(works)), key=lambda k: -len(queues[k]))  # those that still train are always the first
     at_once = max(1, MOST_STACKED // max(1, sum(p.numel() for p in works[0].network.parameters())))
-    found: dict[int, Trained] = {}
+    results: dict[int, Trained] = {}
     for start in range(0, len(order), at_once):
         chosen = order[start : start + at_once]
-        found |= zip(chosen, _trained([works[k] for k in chosen], [queues[k] for k in chosen]))
-    return [found[k] for k in range(len(works))]
+        results |= zip(chosen, _trained(trainer, [works[k] for k in chosen], [queues[k] for k in chosen]))
+    return [results[k] for k in range(len(works))]
 
 
-def _trained(works: Sequence[LocalWork], queues: Sequence[Sequence[Batch]]) -> list[Trained]:
+def _trained(trainer: Trainer, works: Sequence[LocalWork], queues: Sequence[Sequence[Batch]]) -> list[Trained]:
     """``works`` in the order of falling numbers of batches."""
     first = works[0]
     network, device = first.network.to(first.device).train(), first.device
     stacked = {}
     for name, p in network.named_parameters():
         all_of_it = torch.stack([w.received[name] for w in works]).to(device)
-        stacked[name] = torch.nn.Parameter(all_of_it, requires_grad=p.requires_grad)
+        stacked[name] = nn.Parameter(all_of_it, requires_grad=p.requires_grad)
+    anchor = {name: value.detach().clone() for name, value in stacked.items()}
     counts = torch.stack([work.data.class_counts for work in works]).to(device)
-    optimizer = make_optimizer(torch.nn.ParameterList(stacked.values()), first.training)
-    gradients = _gradients(network, first)
+    optimizer = make_optimizer(nn.ParameterList(stacked.values()), first.training)
+    gradients, weights_of = _gradients(network, first), [_row_weights(trainer, work) for work in works]
+    radii = torch.zeros(len(works), device=device)
+    if isinstance(trainer, GSAM):
+        radii += torch.tensor([rho_at(work.round, trainer.rho_max, trainer.rho_tau) for work in works], device=device)
     total, seen = torch.zeros(len(works), dtype=torch.float64, device=device), [0] * len(works)
     models: list[StateDict] = []  # from the last site to the first: the order in which they finish
     for t in range(len(queues[0])):
@@ -81,13 +107,22 @@ def _trained(works: Sequence[LocalWork], queues: Sequence[Sequence[Batch]]) -> l
         batches = [queue[t] for queue in queues if len(queue) > t]
         while len(models) < len(works) - len(batches):
             models.append(_model(stacked, len(works) - len(models) - 1))
-        inputs, targets, real = _padded(batches, device)
         n = len(batches)
         live, fixed = (
             {k: v.detach()[:n] for k, v in stacked.items() if v.requires_grad == wanted} for wanted in (True, False)
         )
-        found, losses = _batched(gradients, live, fixed, counts[:n], inputs, targets, real)
-        for name, value in found.items():
+        weights = [weigh(batch) for weigh, batch in zip(weights_of, batches)]
+        rows = _padded(batches, weights, device)
+
+        def gradient(at: StateDict, rest: StateDict = fixed, n: int = n, rows: Any = rows) -> Any:
+            return _batched(gradients, at, rest, counts[:n], *rows)
+
+        direction, losses = gradient(live)
+        if isinstance(trainer, FedProx):
+            direction = {k: g + trainer.mu * (live[k] - anchor[k][:n]) for k, g in direction.items()}
+        elif isinstance(trainer, GSAM):
+            direction = _gsam_direction(direction, live, radii[:n], trainer.gsam_alpha, gradient)
+        for name, value in direction.items():
             stacked[name].grad = torch.zeros_like(stacked[name])
             stacked[name].grad[:n] = value  # type: ignore[index]  # just made
         optimizer.step()  # who has finished may move on: its model is kept
@@ -95,22 +130,128 @@ def _trained(works: Sequence[LocalWork], queues: Sequence[Sequence[Batch]]) -> l
         total[:n] += losses.double() * torch.tensor(sizes, device=device)
         seen[:n] = [a + b for a, b in zip(seen, sizes)]
     models += [_model(stacked, k) for k in reversed(range(len(works) - len(models)))]
-    losses = total.cpu() / torch.tensor(seen)
-    return [Trained(m, len(q), float(loss)) for m, q, loss in zip(reversed(models), queues, losses)]
+    means = total.cpu() / torch.tensor(seen)
+    return [Trained(m, len(q), float(mean)) for m, q, mean in zip(reversed(models), queues, means)]
 
 
-def _gradients(network: torch.nn.Module, work: LocalWork) -> Callable[..., Any]:
-    """(trainable, other parameters, class counts, inputs, targets, which rows are real) per site -> gradient, loss."""
+def _row_weights(trainer: Trainer, work: LocalWork) -> Callable[[Batch], torch.Tensor]:
+    """Batch -> float32 (B,): by how much each example's loss counts, one but under ``WeightedTrainer``."""
+    if not isinstance(trainer, WeightedTrainer):
+        return lambda batch: torch.ones(len(batch.targets))
+    trainer.setup(work)
+    shared, of_groups = float(work.scratch["shared"]), work.scratch["groups"].cpu()
+    work.scratch.clear()
+    return lambda batch: shared + of_groups[batch.groups.cpu() % len(of_groups)]
+
+
+def _gsam_direction(
+    first: StateDict, at: StateDict, radii: torch.Tensor, alpha: float, gradient: Callable[[StateDict], Any]
+) -> StateDict:
+    """GSAM's direction for S models, see ``trainers.gsam``.
+
+    Args:
+        first: entry -> (S, ...) the gradients g at ``at``.
+        radii: float (S,), rho of each model's round.
+        gradient: models -> (gradients, losses).
+    """
+    norm = _over_entries(first, first).sqrt()
+    scale = (radii.double() / (norm + TINY)).float()
+    second, _ = gradient({name: w + _each(scale, w) * first[name] for name, w in at.items()})
+    if not alpha:
+        return dict(second)
+    inner, second_norm = _over_entries(first, second), _over_entries(second, second).sqrt()
+    gap = (1 + alpha * (inner / (norm * second_norm + TINY)) * norm / (second_norm + TINY)).float()
+    return {name: g * _each(gap, g) - alpha * first[name] for name, g in second.items()}
+
+
+def _over_entries(one: StateDict, other: StateDict) -> torch.Tensor:
+    """float64 (S,): each model's inner product of two gradients."""
+    products = [(one[name].double() * other[name].double()).flatten(1).sum(1) for name in one]
+    return torch.stack(products).sum(0)
+
+
+def _each(numbers: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    """(S,) as (S, 1, ...), to multiply the entries (S, ...) of each model."""
+    return numbers.view(-1, *[1] * (like.dim() - 1))
+
+
+PLAIN_LAYERS = (nn.Sequential, nn.Linear, nn.ReLU, nn.Tanh, nn.GELU, nn.Sigmoid, nn.Identity)
+PER_ROW = ("bernoulli", "gaussian", "poisson")
+"""Families whose loss of one example depends on no other."""
+
+
+class _Linear(nn.Module):
+    """``nn.Linear`` of S models: (S, B, features) -> (S, B, outputs); its parameters are set before each call."""
+
+    weight: torch.Tensor
+    bias: torch.Tensor | None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        product = torch.bmm(x, self.weight.transpose(1, 2))
+        return product if self.bias is None else product + self.bias[:, None]
+
+
+def are_products(network: nn.Module, family: str, training: Training) -> bool:
+    """Whether the gradients of several sites are a few matrix products, which costs little more than those of one."""
+    plain = all(type(one) in PLAIN_LAYERS or hasattr(type(one), "along_last") for one in network.modules())
+    return plain and family in PER_ROW and not training.logit_tau
+
+
+def _gradients(network: nn.Module, work: LocalWork) -> Callable[..., Any]:
+    """Of each site: gradients of the weighted mean loss, and the plain mean loss.
+
+    Its arguments: trainable and other parameters, class counts, inputs, targets, and float32 (B,) weights of the rows,
+    NaN for a row that is none; all with a first dimension for the site. Layers of a perceptron are matrix products
+    over all sites; ``vmap`` batches any other network, at several times the cost of a call.
+    """
+    if are_products(network, work.family, work.training):
+        return partial(_gradients_of_layers, _stacked_layers(network), work)
     objective, tau = work.objective, work.training.logit_tau
 
     def loss(
-        trained: StateDict, fixed: StateDict, counts: torch.Tensor, x: torch.Tensor, y: torch.Tensor, real: torch.Tensor
-    ) -> torch.Tensor:
+        trained: StateDict, fixed: StateDict, counts: torch.Tensor, x: torch.Tensor, y: torch.Tensor, rows: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         outputs = torch.func.functional_call(network, (trained, fixed), (x,))
-        losses = objective(counts, tau)(outputs, y, reduction="none")
-        return torch.where(real, losses, 0.0).sum() / real.sum()
+        real = ~rows.isnan()
+        losses = torch.where(real, objective(counts, tau)(outputs, y, reduction="none"), 0.0)
+        return (losses * rows.nan_to_num()).sum() / real.sum(), losses.sum() / real.sum()
 
-    return torch.func.vmap(torch.func.grad_and_value(loss), randomness="error")
+    return torch.func.vmap(torch.func.grad(loss, has_aux=True), randomness="error")
+
+
+def _stacked_layers(network: nn.Module) -> nn.Module:
+    """A copy of ``network`` for the parameters of several models; those of its linear layers are not there yet."""
+    found = copy.deepcopy(network)
+    for name, module in list(found.named_modules()):
+        if isinstance(module, nn.Linear):
+            found.set_submodule(name, _Linear())
+    return found
+
+
+def _gradients_of_layers(
+    layers: nn.Module,
+    work: LocalWork,
+    trained: StateDict,
+    fixed: StateDict,
+    counts: torch.Tensor,
+    x: torch.Tensor,
+    y: torch.Tensor,
+    rows: torch.Tensor,
+) -> tuple[StateDict, torch.Tensor]:
+    """See ``_gradients``."""
+    leaves = {name: value.detach().requires_grad_() for name, value in trained.items()}
+    every = {**fixed, **leaves}
+    for name, module in layers.named_modules():
+        if isinstance(module, _Linear):
+            module.weight, module.bias = every[f"{name}.weight"], every.get(f"{name}.bias")
+    outputs = layers(x).flatten(0, 1)
+    real = ~rows.isnan()
+    losses = work.objective(counts[0], 0.0)(outputs, y.flatten(0, 1), reduction="none").view(real.shape)
+    losses = torch.where(real, losses, 0.0)
+    sizes = real.sum(1)
+    total = ((losses * rows.nan_to_num()).sum(1) / sizes).sum()
+    gradients = torch.autograd.grad(total, list(leaves.values()))
+    return dict(zip(leaves, gradients)), (losses.detach().sum(1) / sizes)
 
 
 def _batched(gradients: Callable[..., Any], *rest: StateDict | torch.Tensor) -> tuple[StateDict, torch.Tensor]:
@@ -122,13 +263,13 @@ def _batched(gradients: Callable[..., Any], *rest: StateDict | torch.Tensor) -> 
     return found
 
 
-def _padded(batches: Sequence[Batch], device: torch.device) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Inputs (S, B, ...), targets (S, B, ...) and bool (S, B): batches of up to B rows; a missing row is zero."""
-    sizes = torch.tensor([len(batch.targets) for batch in batches])
-    real = torch.arange(int(sizes.max())) < sizes[:, None]
-    inputs = torch.nn.utils.rnn.pad_sequence([batch.inputs for batch in batches], batch_first=True)
-    targets = torch.nn.utils.rnn.pad_sequence([batch.targets for batch in batches], batch_first=True)
-    return inputs.to(device), targets.to(device), real.to(device)
+def _padded(
+    batches: Sequence[Batch], weights: Sequence[torch.Tensor], device: torch.device
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Inputs (S, B, ...), targets (S, B, ...), weights (S, B) of up to B rows; a missing row is 0, its weight NaN."""
+    pad = partial(nn.utils.rnn.pad_sequence, batch_first=True)
+    inputs, targets = pad([batch.inputs for batch in batches]), pad([batch.targets for batch in batches])
+    return inputs.to(device), targets.to(device), pad(list(weights), padding_value=float("nan")).to(device)
 
 
 def _model(stacked: Mapping[str, torch.Tensor], k: int) -> StateDict:

@@ -17,7 +17,7 @@ from fairflare.engine.setup.site_parts import Parts, chosen_probes, site_parts, 
 from fairflare.engine.setup.weights import Origin, start_from
 from fairflare.trainers.base import Trainer
 
-__all__ = ["Parts", "build_parts", "chosen_probes", "without_folders", "without_weights"]
+__all__ = ["Parts", "build_parts", "chosen_probes", "stacks_well", "without_folders", "without_weights"]
 
 
 def build_parts(config: RunConfig, *, at_site: bool = False) -> Parts:
@@ -36,6 +36,13 @@ def build_parts(config: RunConfig, *, at_site: bool = False) -> Parts:
         if reason := unstackable(parts.network, parts.trainer, config.training, default_device()):
             raise UserError(f"stacked: {reason}")
     return parts
+
+
+def stacks_well(parts: Parts, config: RunConfig) -> bool:
+    """Whether the steps of several sites of a stacked run cost little more than those of one."""
+    from fairflare.trainers.vmap_training import are_products
+
+    return are_products(parts.network, parts.task.kind.family, config.training)
 
 
 def without_folders(options: Mapping[str, Any]) -> dict[str, Any]:
