@@ -22,7 +22,9 @@ METHODS = ("fedavg", "fedheal", "fedprox", "fedism-plus", "fedufo", "ditto", "fe
 
 def configs(methods=METHODS, seeds=(0, 1), **values):
     return {
-        f"{method}-{seed}": make_config(method, "support2:dirichlet", rounds=3, sites=3, seed=seed, values=values)
+        f"{method}-{seed}": make_config(
+            method, "support2:dirichlet", rounds=3, sites=3, seed=seed, values={"model": "linear", **values}
+        )
         for method in methods
         for seed in seeds
     }
