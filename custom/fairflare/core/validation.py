@@ -320,9 +320,11 @@ def parsed(cls: type, name: str, value: Any, label: str = "") -> Any:
     if value == "none" and type(None) in typing.get_args(hint):
         return None
     try:
-        return adapter(hint, repr(hint)).validate_strings(str(value))
+        found = adapter(hint, repr(hint)).validate_strings(str(value))
     except ValidationError as error:
         raise refused(error, label or name, value=value) from None
+    expected(label or name, isinstance(found, str) or "_" not in str(value), "a number without _", value)
+    return found
 
 
 def supported(hint: Any) -> bool:

@@ -16,7 +16,7 @@ from fairflare.core import lab, registry, validation
 from fairflare.core.errors import UserError
 from fairflare.core.registry import Method
 from fairflare.core.schema import answer_fields
-from fairflare.core.settings import Owners
+from fairflare.core.settings import Owners, bare
 from fairflare.core.types import Cost, Outline, Training, numbers_of, tensors_of
 from fairflare.core.validation import unlisted
 from fairflare.engine.setup.method_defaults import default_parts, defaults_of
@@ -128,7 +128,7 @@ def _listed_row(entry: Method) -> dict[str, Any]:
         "card": card(entry),
         "package": package(entry),
         "cost": round(relative_cost(entry), 2),
-        "parameters": {row["name"]: row["default"] for row in method_settings(entry)},
+        "parameters": _defaults(entry),
     }
 
 
@@ -240,6 +240,14 @@ def _task(name: str, preset: str | None) -> dict[str, Any]:
     lines += [f"primary endpoint: {cls.primary}"] if cls.primary else []
     use = f"set one: fairflare run METHOD --task {name}:{chosen} --set {rows[0]['full']}=..."
     return {"name": f"{name}:{chosen}", "title": cls.title, "about": lines, "settings": rows, "use": use}
+
+
+def _defaults(entry: Method) -> dict[str, Any]:
+    """Shortest name -> default of the settings of a method's parts."""
+    owners = Owners(registry.owners(entry), entry.shared)
+    own = defaults_of(entry, owners)
+    of = {short: full[0] for short, full in owners.names().items()}
+    return {s: own[f].value if f in own else registry.parameters(owners.full[f])[bare(f)] for s, f in of.items()}
 
 
 def method_settings(entry: Method) -> list[Row]:
