@@ -180,8 +180,8 @@ DEFECTS = [
     Defect(
         "configuration: numbers have no largest value",
         "core/validation.py",
-        "fits = limits.low <= value <= limits.high",
-        "fits = limits.low <= value",
+        "lambda value: self.low <= value <= self.high",
+        "lambda value: self.low <= value",
         ("attacks/test_configuration.py",),
     ),
     Defect(

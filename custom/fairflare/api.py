@@ -16,12 +16,9 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import click
 import numpy as np
 import torch
 
-from fairflare.cli import options as command_line
-from fairflare.cli.run import METHOD, SUFFIXES, RunCommand, as_arguments
 from fairflare.core import registry, user_code
 from fairflare.core.errors import UserError
 from fairflare.core.validation import expected, shown
@@ -32,6 +29,7 @@ from fairflare.report import PAGE, REPORT
 from fairflare.report.write import verify_run
 from fairflare.studies import display
 from fairflare.studies.labels import CACHE
+from fairflare.studies.run_file import SUFFIXES, RunFile, read_run_file, say_reasons
 from fairflare.studies.runs import as_before, default_folder, execute_deployed, run_once, title
 from fairflare.studies.study import Study, arms, benefit_table, groups_table, history_table, sites_table
 
@@ -124,45 +122,31 @@ class Federation:
         """
         taken = {key: value for key, value in locals().items() if key not in ("self", "options")}
         self._reset({**taken, **options})
-        own_lists = kind is not None and classes is not None and "site_names" in str(settings)
-        self._has_data = bool(task or datalists or own_lists or "script" in options)
-        arguments = self._arguments({})
+        file = _read(self._params)
+        own_lists = file.kind and file.classes and "site_names" in str(file.values)
+        self._has_data = bool(file.task or file.datalists or file.script or own_lists)
         if self._has_data:
-            self._take(arguments)
+            self._take(file)
         else:
             registry.get_method(method)
 
     def _reset(self, params: dict[str, Any]) -> None:
         """As it is before data are known."""
         self._params, self._has_data = params, True
-        self._options: dict[str, Any] = {}
+        self._file: RunFile | None = None
         self._named: dict[str, str | None] = {}
         self._labels: dict[str, Any] = {}
         self._config: RunConfig | None = None
         self.folder: Path | None = None
         self._site_column = ""
 
-    def _arguments(self, more: Settings) -> list[str]:
-        """The command line of the keywords and of ``more``, which win."""
-        given = {**self._params, **more}
-        own = {name: value for key, name in TYPED.items() if (value := given.pop(key, None)) is not None}
-        values = given.pop("settings", None)
-        if values is None or isinstance(values, Mapping):
-            values = {**(values or {}), **own}
-        lists = {key: list(given.get(key) or ()) for key in ("code", "accept")}
-        return _arguments({**given, **lists, "set": values})
-
-    def _take(self, arguments: list[str]) -> None:
-        kept: list[dict[str, Any]] = []
+    def _take(self, file: RunFile) -> None:
         with as_before():
-            try:
-                _command(kept).main(arguments, prog_name="fairflare run", standalone_mode=False)
-            except click.ClickException as error:
-                raise UserError(error.format_message()) from None
-            self._named = {user_code.VARIABLE: os.environ.get(user_code.VARIABLE), CACHE: kept[0]["cache"]}
-        self._options = kept[0]
-        self._config = self._options["config"]
-        self.folder = None
+            self._config = file.config()
+            say_reasons(self._config)
+            code = os.environ.get(user_code.VARIABLE)
+            self._named = {user_code.VARIABLE: code, CACHE: "off" if file.no_cache else os.environ.get(CACHE)}
+        self._file, self.folder = file, None
 
     @property
     def config(self) -> RunConfig:
@@ -199,9 +183,10 @@ class Federation:
         """
         file = os.fspath(path)
         expected("from_yaml", file.endswith(SUFFIXES), f"a file named {' or '.join(f'*{s}' for s in SUFFIXES)}", file)
-        given = {"set" if key == "settings" else key: value for key, value in changes.items() if key != METHOD}
-        made = cls._bare(method=file, **given)
-        made._take([file, *_arguments(given)])
+        made = cls._bare(method=file, **changes)
+        changed = _read({key: value for key, value in changes.items() if key != "method"})
+        given = {name: getattr(changed, name) for name in changed.model_fields_set}
+        made._take(read_run_file(Path(path)).beneath(given))
         return made
 
     @classmethod
@@ -286,17 +271,16 @@ class Federation:
                 raise UserError("fit: expected data: a DataFrame, a folder or a task; or Federation(METHOD, TASK)")
             with contextlib.nullcontext() if progress else display.silent():
                 out = self._use(data, reading, data_folder, out)
-        if not self._options:
+        if (file := self._file) is None:
             raise UserError("fit: the run was opened, and has ended; a new Federation begins another")
-        deployment, chosen = self._options["deployment"], env or self._options["env"]
-        folder = Path(out) if out is not None else self._options["out"] or default_folder(self.config)
+        threads, count = file.sim_threads, workers if workers is not None else file.workers or 1
+        deployment = file.deployment(threads, count)
+        folder = Path(out) if out is not None else file.out or default_folder(self.config)
         with as_before(self._named, progress):
             if deployment and env is None:
                 execute_deployed(self.config, folder, force=force, **deployment)
             else:
-                threads = self._options["sim_threads"]
-                count = workers if workers is not None else self._options["workers"] or 1
-                run_once(self.config, folder, env=chosen, force=force, sim_threads=threads, workers=count)
+                run_once(self.config, folder, env=env or file.env, force=force, sim_threads=threads, workers=count)
         self.folder = folder
         self.__dict__.pop("report", None)
         return self
@@ -308,10 +292,10 @@ class Federation:
         more, private = _located(data, reading, data_folder, self._params)
         if private:
             self._private = weakref.finalize(self, shutil.rmtree, private, ignore_errors=True)
-        self._take(self._arguments(more))
-        given = self._params["settings"] or {}
-        if not {"solo", "run.solo"} & {*given, *(f"run.{key}" for key in given.get("run") or {})}:
-            self._config = self._options["config"] = with_benefit(self.config, asks_by_itself(self.config))
+        file = _read({**self._params, **more})
+        self._take(file)
+        if not {"solo", "run.solo"} & file.values.keys():
+            self._config = with_benefit(self.config, asks_by_itself(self.config))
         self._site_column = reading["site"]
         label = self.config.options.get("label")
         if not isinstance(data, (str, os.PathLike)) and label in data.columns:
@@ -802,12 +786,9 @@ def compare(
     from fairflare.studies.labels import comparison_name
 
     names = [methods] if isinstance(methods, str) else list(methods)
-    kept: list[dict[str, Any]] = []
     with as_before(progress=progress):
         given, private = _for_all(data, options)
-        told = Federation._bare(**given)._arguments({})
-        _command(kept, several=True).main(told, standalone_mode=False)
-        task, choices = kept[0]["task"], kept[0]["choices"]
+        task, choices = _read(given).choices()
         configs = arms(names, task, seeds, **choices)
         if solo:
             configs = [(name, with_benefit(config, can_ask(config))) for name, config in configs]
@@ -855,23 +836,10 @@ def _for_all(data: Any, options: dict[str, Any]) -> tuple[dict[str, Any], Path |
 JOIN_OPTIONS = ("folds", "repeats", "no_harm", "new_size", "class_shares", "out", "workers", "force", "progress")
 
 
-def _command(kept: list[dict[str, Any]], *, several: bool = False) -> click.Command:
-    """``fairflare run`` but that it keeps what it was told; or with other options a command on several methods."""
-
-    @click.command("run", cls=RunCommand)
-    @(command_line.choices_options if several else command_line.config_options)
-    @command_line.run_options
-    @command_line.threads_option
-    @command_line.workers_option
-    @command_line.cache_option
-    @command_line.out_option
-    def keep(**found: Any) -> None:
-        kept.append({**found, "cache": os.environ.get(CACHE)})
-
-    return keep
-
-
-def _arguments(given: Mapping[str, Any]) -> list[str]:
-    """What was given at all, as the command line has it."""
-    told = {key: value for key, value in given.items() if value is not None and value != []}
-    return as_arguments(_command([]), told, "Federation", Path())
+def _read(given: Settings) -> RunFile:
+    """What keywords of ``Federation`` stand for; those that are None are left out."""
+    kept = {key: value for key, value in given.items() if value is not None and key not in ("settings", *TYPED)}
+    own = {name: given[key] for key, name in TYPED.items() if given.get(key) is not None}
+    values = given.get("settings")
+    values = {**(values or {}), **own} if values is None or isinstance(values, Mapping) else values
+    return RunFile.read({**kept, **({"set": values} if values else {})}, "Federation")

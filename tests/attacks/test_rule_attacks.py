@@ -7,7 +7,6 @@ import math
 import pytest
 
 from cases import each
-from fairflare.cli.options import ROBUST
 from fairflare.core.types import Info, Round
 from fairflare.engine.audit import verify
 from fairflare.engine.in_process import InProcess
@@ -15,6 +14,7 @@ from fairflare.engine.setup.config import make_config
 from fairflare.engine.setup.local import run_local
 from fairflare.report.audit_reader import read_trail
 from fairflare.report.rows import bounds_rows, unlike
+from fairflare.studies.run_file import ROBUST
 from fairflare.trainers.drift_correction import Scaffold
 from fairflare_lab.methods.flexfair import FlexFair
 

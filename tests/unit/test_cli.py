@@ -205,7 +205,7 @@ MISTAKES = [
     (["run", "fedism", "--task", "support2", "--set", "rho_max=-1", "--set", "trainer=sgd"], "rho_max must be finite"),
     (
         ["run", "fedism", "--task", "support2", "--set", "rho_max=nan", "--set", "trainer=sgd"],
-        "rho_max: expected a number, got nan",
+        "rho_max: expected a number, got 'nan'",
     ),
 ]
 

@@ -15,7 +15,6 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from fairflare import client
 from fairflare.cli.main import main
-from fairflare.cli.options import own_script
 from fairflare.core import user_code
 from fairflare.core.errors import DataError, EgressRefused, RunFailed, UserError
 from fairflare.core.types import Batch, LocalWork, Round, Training
@@ -29,6 +28,7 @@ from fairflare.flare.wire import answer_from_model, instruction_to_model
 from fairflare.probes.cka import LayerSimilarity
 from fairflare.probes.groups import GroupLoss
 from fairflare.probes.sharpness import Sharpness
+from fairflare.studies.run_file import own_script
 from own_script import SITES, ScriptThread, forget_script, script_text, write_script
 
 PLAIN = script_text().replace("work.report(numbers)", "work.report()")

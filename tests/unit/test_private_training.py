@@ -12,7 +12,6 @@ import torch
 from scipy.stats import kstest
 from torch import nn
 
-from fairflare.cli.options import plan_values
 from fairflare.core import registry
 from fairflare.core.errors import DataError, EgressRefused, UserError
 from fairflare.core.manifest import all_versions
@@ -39,6 +38,7 @@ from fairflare.privacy.differential_privacy import (
     noise_for,
     noised_results,
 )
+from fairflare.studies.run_file import plan_values
 from fairflare.tasks.own.tabular import Tabular
 from golden import folder
 from helpers import least_epsilon

@@ -47,11 +47,11 @@ def test_settings_are_those_of_the_command_line():
     "arguments, message",
     [
         ({"task": "heart", "ruonds": 3}, "Federation: unknown key 'ruonds'; did you mean rounds"),
-        ({"task": "heart", "rounds": "x"}, "'--rounds': 'x' is not a valid integer"),
+        ({"task": "heart", "rounds": "x"}, "rounds: expected a whole number, got 'x'"),
         ({"task": "heart", "settings": {"rule.qq": 1}}, "unknown key 'rule.qq'"),
         ({"task": "heart", "settings": 3}, "set: expected names and values"),
         ({"method": "run.yaml"}, "method: expected a method's id"),
-        ({"task": "heart", "env": "cloud"}, "is not one of 'local', 'sim', 'poc', 'prod'"),
+        ({"task": "heart", "env": "cloud"}, "env: expected one of local, sim, poc, prod, got 'cloud'"),
     ],
 )
 def test_mistakes_are_one_line(arguments, message):

@@ -1,17 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
 """A run in one YAML file: the same run as the command line's, safely read, with every mistake in one line."""
 
+import dataclasses
 import json
 
 import pytest
 
 from cases import each
 from fairflare.cli.main import main
-from fairflare.cli.run import read_run_file, run, with_file
+from fairflare.core import registry
 from fairflare.core.errors import UserError
 from fairflare.core.user_code import VARIABLE
 from fairflare.engine.audit import verify
+from fairflare.engine.setup.config import RunConfig, make_config
 from fairflare.studies.labels import as_text, flat_settings
+from fairflare.studies.run_file import RUN_FILE, RunFile, read_run_file, write_run_file
 
 RUN = """
 method: fedism-plus
@@ -79,8 +82,8 @@ def test_relative_paths_start_at_the_file(tmp_path, capsys, monkeypatch):
     home.mkdir()
     (home / "mine.py").write_text("")
     file = written(home, "method: fedavg\ntask: heart\ncode: mine.py\nout: ../run\nenv: sim\n")
-    paths = [f"--code={home / 'mine.py'}", f"--out={home / '../run'}"]
-    assert with_file(run, file, [str(file)], ()) == ["--task=heart", *paths, "--env=sim", "fedavg"]
+    found = read_run_file(file)
+    assert (found.code, found.out, found.env) == ([home / "mine.py"], home / "../run", "sim")
     code, _, err = call(capsys, "export", file, "--out", tmp_path / "job")
     assert code == 0, err
     assert list(config_of(tmp_path / "job")["code"]) == ["mine"] and not (tmp_path / "run").exists()
@@ -97,8 +100,8 @@ def test_relative_paths_start_at_the_file(tmp_path, capsys, monkeypatch):
         ("method: fedavg\nmethod: fedism\n", "run.yaml: line 1: 'method' is given twice"),
         ("method: fedavg\ntask: heart\nforce: true\n", "run.yaml: unknown key 'force'"),
         ("method: fedavg\ntask: heart\nset: 3\n", "run.yaml: set: expected names and values, got 3"),
-        ("method: fedavg\ntask: heart\nrounds: three\n", "'--rounds': 'three' is not a valid integer"),
-        ("method: fedavg\ntask: heart\nrounds: {a: 1}\n", "run.yaml: rounds: expected a value or a list of values"),
+        ("method: fedavg\ntask: heart\nrounds: three\n", "run.yaml: rounds: expected a whole number, got 'three'"),
+        ("method: fedavg\ntask: heart\nrounds: {a: 1}\n", "run.yaml: rounds: expected a whole number, got {'a': 1}"),
         ("method: fedavg\ntask: heart\nset: {rule.qq: 3}\n", "unknown key 'rule.qq'"),
         ("- method\n", "run.yaml: expected keys and values"),
         ("method: [\n", "run.yaml: line 2: "),
@@ -117,11 +120,73 @@ def test_a_mistake_is_one_line(text, message, tmp_path, capsys, monkeypatch):
 
 
 def test_a_flag_is_true_or_false(tmp_path):
-    file = written(tmp_path, "method: fedavg\ntask: heart\nsolo: 3\n")
     with pytest.raises(UserError, match="run.yaml: solo: expected true or false, got 3"):
-        with_file(run, file, [str(file)], ())
-    file.write_text("method: fedavg\ntask: heart\nsolo: true\npooled: false\nrounds: null\n")
-    assert with_file(run, file, [str(file)], ()) == ["--task=heart", "--solo", "fedavg"]
+        read_run_file(written(tmp_path, "method: fedavg\ntask: heart\nsolo: 3\n"))
+    found = read_run_file(written(tmp_path, "method: fedavg\ntask: heart\nsolo: false\npooled: false\nrounds: null\n"))
+    assert (found.solo, found.pooled, found.rounds) == (False, False, None)
+
+
+HARD = {
+    "fedism-plus": {"rho_max": 0.3, "variant": "reference", "clip_updates": 0.0},
+    "fedheal": {"trainer": "moon", "selector": "share", "share": 0.5, "server_optimizer": "yogi"},
+    "fedavg": {
+        "after": "recalibrate",
+        "group_by": "sex",
+        "min_count": None,
+        "robust": "mixed",
+        "accept": "few_examples",
+    },
+    "fedism": {"secure_sum": "masks", "best_by": "none", "threshold": 0.3, "clients": "a,b,c,d", "threads": 2},
+}
+
+
+def again(config, folder):
+    write_run_file(config, folder, "local")
+    return read_run_file(folder / RUN_FILE).config()
+
+
+@each("method", registry.methods())
+def test_every_run_s_own_file_is_its_configuration(method, tmp_path):
+    """Whatever the method's defaults become: all choices are spelt out, and none is made anew."""
+    values = {key: value for key, value in HARD.get(method, {"optimizer": "sgd"}).items()}
+    config = make_config(method, "support2", seed=3, rounds=2, values=values)
+    assert again(config, tmp_path) == config
+    assert again(config, tmp_path).sha256() == config.sha256()
+
+
+def test_what_a_level_or_a_number_of_sites_implies_is_not_implied_again(tmp_path):
+    """``cap_weights`` beside ``robust``, ``min_sites`` of seven sites, options of data that are drawn."""
+    values = {"robust": "bounded", "cap_weights": 1.0, "alpha": 0.1 + 0.2, "min_sites": 5}
+    config = make_config("fedavg", "support2:dirichlet", sites=7, values=values)
+    assert again(config, tmp_path) == config and config.options["alpha"] == 0.1 + 0.2
+
+
+def test_a_part_of_a_join_writes_no_file(tmp_path):
+    write_run_file(dataclasses.replace(make_config("fedavg", "heart"), fold="0/5/0"), tmp_path, "local")
+    assert not (tmp_path / RUN_FILE).exists()
+
+
+@pytest.mark.slow
+def test_a_run_s_own_file_repeats_its_bits(tmp_path, capsys):
+    """The same configuration and final model, from the file alone."""
+    for name, arguments in (("first", [*SAME, "--robust"]), ("again", [tmp_path / "first" / RUN_FILE])):
+        code, _, err = call(capsys, "run", *arguments, "--out", tmp_path / name)
+        assert code == 0, err
+    configs = [RunConfig.from_json(json.loads((tmp_path / name / "config.json").read_text())) for name in NAMES]
+    assert configs[0] == configs[1] and configs[0].robust == "mixed"
+    assert (tmp_path / "first" / RUN_FILE).read_bytes() == (tmp_path / "again" / RUN_FILE).read_bytes()
+    logs = [verify(tmp_path / name / "audit.jsonl") for name in NAMES]
+    assert logs[0][-1]["model_sha256"] == logs[1][-1]["model_sha256"]
+
+
+NAMES = ("first", "again")
+
+
+def test_the_keys_of_a_file_have_a_schema():
+    """For editors that check YAML; the methods' own settings are checked when the file is read."""
+    schema = RunFile.model_json_schema()
+    assert schema["additionalProperties"] is False and {"method", "set", "rounds"} <= set(schema["properties"])
+    assert schema["properties"]["env"]["enum"] == ["local", "sim", "poc", "prod"]
 
 
 def test_no_such_file_is_one_line(tmp_path, capsys):
@@ -131,7 +196,7 @@ def test_no_such_file_is_one_line(tmp_path, capsys):
 
 def test_values_are_written_as_on_the_command_line():
     nested = {"model": {"class_path": "net.Net"}, "task": {"features": ["age", "score"]}, "probe": {"cka": {"a": None}}}
-    assert dict(flat_settings(nested, "x")) == {
+    assert dict(flat_settings(nested)) == {
         "model": '{"class_path": "net.Net"}',
         "task.features": "age,score",
         "probe.cka.a": "none",

@@ -9,7 +9,7 @@ from functools import partial
 import pytest
 
 from cases import each
-from fairflare.cli.options import beneath, own_names
+from fairflare.cli.options import own_names
 from fairflare.core import plugins, registry
 from fairflare.core.errors import UserError
 from fairflare.core.settings import Owners, flat, nested, owned
@@ -21,6 +21,7 @@ from fairflare.engine.setup.method_defaults import default_parts
 from fairflare.engine.setup.parts import build_parts
 from fairflare.studies.describe import method_rows, part_rows
 from fairflare.studies.labels import on_grid
+from fairflare.studies.run_file import beneath
 from fairflare.studies.study import arms
 from fairflare.trainers.base import PlainTrainer
 

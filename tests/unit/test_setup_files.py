@@ -15,7 +15,7 @@ from fairflare.core.errors import UserError
 from fairflare.engine.loop import Federation
 
 PACKAGE = f"{Path(fairflare.__file__).parent}/"
-MOST = 20
+MOST = 23
 """Files of the package that set-up may lead through."""
 NO_SETUP = {
     "datasets/": "the data set",

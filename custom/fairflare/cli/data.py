@@ -17,6 +17,7 @@ import click
 from fairflare.cli import console, options
 from fairflare.core.errors import RunFailed, UserError
 from fairflare.core.validation import flag
+from fairflare.studies.run_file import Values, beneath, own_data, read_yaml
 from fairflare.tasks.forms import FORMS
 
 if TYPE_CHECKING:
@@ -97,10 +98,9 @@ def init(folder: Path, mapping: Path | None, yes: bool, dry_run: bool, as_json: 
                 raise UserError("init: expected --yes or --dry-run where nobody can be asked")
         chosen = Choices(**_chosen(given), ask=partial(_ask, counter) if asks else refuse)
         if mapping:
-            from fairflare.cli.run import read_run_file
             from fairflare.import_data.patient_rows import checked, look_at_rows
 
-            rules = checked(read_run_file(mapping, "mapping"), mapping.name)
+            rules = checked(read_yaml(mapping, "mapping"), mapping.name)
             proposal = look_at_rows(folder, rules, chosen, counter.saw)
         else:
             proposal = look(folder, chosen, counter.saw)
@@ -215,7 +215,7 @@ def preflight(
 @click.option("--site", metavar="NAME", help="The site's name in the federation; its kit's or the file's by default.")
 @click.option("--out", type=options.PATH, metavar="FILE", help="Where it goes; <SITE>.fingerprint.json by default.")
 @options.set_option
-def fingerprint(site_config: Path, values: options.Values, **asked: Any) -> None:
+def fingerprint(site_config: Path, values: Values, **asked: Any) -> None:
     """Write what a site's training data look like, to be passed on to whoever makes the federation's plan.
 
     Run it at the hospital and read the file before it leaves: it holds the number of training examples and, from
@@ -238,7 +238,7 @@ def fingerprint(site_config: Path, values: options.Values, **asked: Any) -> None
 @options.set_option
 @options.as_json
 def plan(
-    sources: tuple[Path, ...], kind: str | None, classes: str | None, out: Path | None, values: options.Values
+    sources: tuple[Path, ...], kind: str | None, classes: str | None, out: Path | None, values: Values
 ) -> options.Told:
     """Which defaults the data ask for, each with its reason: of DIR with every site's list, or of fingerprints.
 
@@ -248,8 +248,8 @@ def plan(
     from fairflare.engine.setup.plans import write_plan
 
     if sources[0].is_dir():
-        task, own = options.own_data(None, sources[0], kind, classes)
-        found = plan_of_folder(sources, task, options.own_names(options.beneath(own, values), "task"))
+        task, own = own_data(None, sources[0], kind, classes)
+        found = plan_of_folder(sources, task, options.own_names(beneath(own, values), "task"))
     else:
         found = plan_of_files(sources)
     if out:

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from fairflare.cli import console
-from fairflare.cli.options import PATH, Told, as_json, choices_options, grid_options, option, run_options
+from fairflare.cli.choices import choices_options, run_options
+from fairflare.cli.options import PATH, Told, as_json, grid_options, option
 from fairflare.studies.labels import comparison_name
 
 if TYPE_CHECKING:

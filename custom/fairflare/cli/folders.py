@@ -11,8 +11,9 @@ from typing import Any
 import click
 
 from fairflare.cli import console
-from fairflare.cli.options import PATH, Told, Values, as_json, force_option, json_option, option, out_option, set_option
+from fairflare.cli.options import PATH, Told, as_json, force_option, json_option, option, out_option, set_option
 from fairflare.core.errors import UserError
+from fairflare.studies.run_file import Values
 
 IN_PROGRESS = 3
 """Exit code of ``verify`` while a run goes on."""

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from fairflare.cli import console
-from fairflare.cli.options import PATH, Told, as_json, option, run_options
+from fairflare.cli.choices import run_options
+from fairflare.cli.options import PATH, Told, as_json, option
 from fairflare.core.errors import UserError
 
 if TYPE_CHECKING:
@@ -90,12 +91,12 @@ def predict(
     opened = with_baseline(open_model(run, **how), baseline)
     with ExitStack() as stack:
         if mapping:
-            from fairflare.cli.run import read_run_file
             from fairflare.import_data.patient_rows import as_table, checked
+            from fairflare.studies.run_file import read_yaml
 
             if len(inputs) > 1:
                 raise UserError(f"predict: --mapping: expected one folder or table, got {len(inputs)}")
-            rules = checked(read_run_file(mapping, "mapping"), mapping.name).model_copy(update={"outcome": None})
+            rules = checked(read_yaml(mapping, "mapping"), mapping.name).model_copy(update={"outcome": None})
             inputs = (stack.enter_context(as_table(inputs[0], rules))[0],)
         scratch = stack.enter_context(whole_folder(folder, "predictions", force=force))
         stack.enter_context(display.busy("predicting"))

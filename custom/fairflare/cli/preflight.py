@@ -104,7 +104,7 @@ def check_site(path: Path, asked: Question, tell: Tell = lambda part, done, tota
 
 
 def _check_lists(folder: Path, asked: Question, tell: Tell) -> dict[str, list[Finding]]:
-    from fairflare.cli.options import own_data, without_sites
+    from fairflare.studies.run_file import own_data, without_sites
 
     described = read_description(folder_of_lists(folder))
     if not asked.task and not described:

@@ -1,14 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Commands that make one run, or the job of one, from options or a YAML file that becomes a command line.
-
-So whatever a command can be told, the file can say, with the same checks, and both make the same model. Relative
-paths start at the file. What the user gives beside the file wins. click's ``default_map`` would let a variable of the
-environment win over the file, and an option that is repeated on the command line would drop the file's values.
-"""
+"""Commands that make one run, or the job of one, from options or a YAML file; what is given beside the file wins."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,146 +10,40 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from fairflare.cli import console, options
+from fairflare.cli.choices import config_options, run_options
 from fairflare.core.errors import UserError
-from fairflare.core.validation import check_plain, expected, shown, unlisted
-from fairflare.studies.labels import as_text, flat_settings
+from fairflare.studies.labels import parse_pairs
+from fairflare.studies.run_file import SUFFIXES, RunFile, read_run_file
 
 if TYPE_CHECKING:
     from fairflare.engine.setup.config import RunConfig
 
 
-LARGEST = 65_536
-"""Bytes of a file."""
-SUFFIXES = (".yaml", ".yml")
-METHOD, SETTINGS = "method", "set"
-"""Keys of the method and of the settings; all others are names of options."""
-NOT_HERE = frozenset({"help", "json", "force"})
-"""Options that are of one call: what is shown, and that an earlier run may be replaced."""
-OF_A_RUN = frozenset({"env", "kit", "wait", "pooled", "sim_threads", "workers", "no_cache", "out"})
-"""Keys that say where and how a run takes place; an export of the same file leaves them aside."""
-
-
 class RunCommand(click.Command):
-    """A command whose METHOD may be a YAML file that says everything but its ``skips``: keys that mean nothing here."""
-
-    def __init__(self, *arguments: Any, skips: frozenset[str] = frozenset(), **more: Any) -> None:
-        super().__init__(*arguments, **more)
-        self.skips = skips
+    """A command whose METHOD may be a YAML file; of its keys those count that are options here."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        given, _, _ = self.make_parser(ctx).parse_args(list(args))
-        named = given.get(METHOD)
-        if isinstance(named, str) and named.endswith(SUFFIXES):
-            args = with_file(self, Path(named), args, given.get("values") or ())
-        return super().parse_args(ctx, args)
-
-
-def with_file(command: RunCommand, path: Path, arguments: Sequence[str], pairs: Sequence[str]) -> list[str]:
-    """``arguments`` of ``command``, one of which is ``path``, with what the file says in its place.
-
-    ``pairs`` are the ``--set`` pairs among the arguments. Raises UserError, which names file, key, what was expected
-    and what came.
-    """
-    where = f"run file {path.name}"
-    content = {key: value for key, value in read_run_file(path).items() if key not in command.skips}
-    expected(where, METHOD in content, f"the key {METHOD!r}", list(content))
-    method, *own = as_arguments(command, {METHOD: None, **content}, where, path.resolve().parent, pairs)
-    place = list(arguments).index(str(path)) if str(path) in arguments else 0
-    return [*own, *arguments[:place], method, *arguments[place + 1 :]]
-
-
-def as_arguments(
-    command: click.Command, content: Mapping[str, Any], where: str, home: Path, pairs: Sequence[str] = ()
-) -> list[str]:
-    """The command line that a file, or a call with keywords, stands for: the method first, where there is one.
-
-    The options of ``command`` are the keys that ``content`` may have. ``where`` begins messages, ``home`` is where
-    relative paths start, and ``pairs`` are settings given elsewhere, whose keys are left out.
-    """
-    options = [one for one in command.params if isinstance(one, click.Option)]
-    keys = {name.removeprefix("--").replace("-", "_"): one for one in options for name in one.opts}
-    keys = {METHOD: keys[SETTINGS], **{key: one for key, one in keys.items() if key not in NOT_HERE}}
-    given = dict(content)
-    for key in given:
-        if key not in keys:
-            raise UserError(f"{where}: {unlisted('key', str(key), list(keys))}")
-    found = []
-    if METHOD in given:
-        method = given.pop(METHOD)
-        fits = isinstance(method, str) and method and not method.startswith("-") and not method.endswith(SUFFIXES)
-        expected(f"{where}: {METHOD}", bool(fits), "a method's id", method)
-        found = [method]
-    won = {pair.partition("=")[0].strip() for pair in pairs}
-    settings = flat_settings(given.pop(SETTINGS, None) or {}, where)
-    found += [f"--set={key}={value}" for key, value in settings if key not in won]
-    for key, value in given.items():
-        found += _option(keys[key], value, f"{where}: {key}", home)
-    return found
-
-
-def _option(option: click.Option, value: Any, where: str, home: Path) -> list[str]:
-    name = option.opts[0]
-    if value is None:
-        return []
-    if option.is_flag:
-        expected(where, isinstance(value, bool), "true or false", value)
-        return [name] if value else []
-    values = value if option.multiple and isinstance(value, (list, tuple)) else [value]
-    for one in values:
-        expected(where, not isinstance(one, Mapping), "a value or a list of values", one)
-    is_path = isinstance(option.type, click.Path)
-    return [f"{name}={home / str(one) if is_path else as_text(one)}" for one in values]
-
-
-def read_run_file(path: Path, what: str = "run file") -> dict[str, Any]:
-    """The keys and values of a YAML file, read as plain data.
-
-    Raises UserError: no such file, no mapping, a key twice, too large, or other values than text, numbers, lists and
-    mappings.
-    """
-    import yaml
-
-    from fairflare.engine.files import read_bytes
-
-    where = f"{what} {path.name}"
-    try:
-        content = yaml.load(read_bytes(path, LARGEST).decode("utf-8"), Loader=_loader())
-    except yaml.MarkedYAMLError as error:
-        line = f"line {error.problem_mark.line + 1}: " if error.problem_mark else ""
-        raise UserError(f"{where}: {line}{error.problem or 'is no YAML'}") from None
-    except (ValueError, yaml.YAMLError, RecursionError, TypeError) as error:
-        raise UserError(f"{where}: expected a YAML file ({type(error).__name__})") from None
-    is_list = isinstance(content, list)  # it is not shown: its aliases may make a small file long
-    expected(where, isinstance(content, dict), "keys and values", "a list" if is_list else content)
-    check_plain(where, content)
-    found: dict[str, Any] = content
-    return found
-
-
-def _loader() -> Any:
-    """YAML's safe loader, which makes plain data only, but refuses a key that is there twice."""
-    import yaml
-
-    class Loader(yaml.SafeLoader):
-        def construct_mapping(self, node: Any, deep: bool = False) -> Any:
-            names = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
-            for name in names:
-                if names.count(name) > 1:
-                    raise yaml.MarkedYAMLError(problem=f"{shown(name)} is given twice", problem_mark=node.start_mark)
-            return super().construct_mapping(node, deep)
-
-    return Loader
+        rest = super().parse_args(ctx, args)
+        if (path := ctx.params["method"]).endswith(SUFFIXES):
+            line = click.core.ParameterSource.COMMANDLINE
+            names = RunFile.model_fields.keys() & ctx.params.keys() - {"method"}
+            given = {name: ctx.params[name] for name in names if ctx.get_parameter_source(name) is line}
+            if "values" in given:
+                given["values"] = parse_pairs(given["values"])
+            found = read_run_file(Path(path)).beneath(given)
+            ctx.params |= {name: getattr(found, name) for name in found.model_fields_set & ctx.params.keys()}
+        return rest
 
 
 @click.command(cls=RunCommand)
-@options.config_options
+@config_options
 @click.option(
     "--solo/--no-solo",
     default=None,
     help="Each site also trains alone, and reports its benefit of joining; by default on tables and your own data.",
 )
 @click.option("--pooled", is_flag=True, help="Beside it one model on all sites' data, where these may be pooled.")
-@options.run_options
+@run_options
 @options.threads_option
 @options.workers_option
 @options.cache_option
@@ -210,7 +98,7 @@ def with_solo(config: RunConfig, solo: bool | None, env: str) -> RunConfig:
     from fairflare.engine.setup.config import asks_by_itself, with_benefit
 
     if solo is None:
-        given = click.get_current_context().params["values"].keys()
+        given = {pair.partition("=")[0].strip() for pair in click.get_current_context().params["values"]}
         by_itself = env in ("local", "sim") and asks_by_itself(config)
         solo = config.solo if given & {"solo", "run.solo"} else by_itself
     return with_benefit(config, solo)
@@ -233,8 +121,8 @@ def resume(folder: Path, **how: Any) -> options.Told:
     return {"folder": str(folder), "report": summary}, partial(results.run_result, summary, folder)
 
 
-@click.command(cls=RunCommand, skips=OF_A_RUN)
-@options.config_options
+@click.command(cls=RunCommand)
+@config_options
 @click.option("--out", type=options.PATH, required=True, metavar="DIR", help="The job folder to write.")
 @click.option("--name", help="The job's name; made of method and task by default.")
 @click.option("--solo/--no-solo", default=None, help="Each site also trains alone, and reports its benefit of joining.")

@@ -10,12 +10,14 @@ from typing import Any
 import click
 
 from fairflare.cli import options
+from fairflare.cli.choices import choices_options
 from fairflare.studies.labels import comparison_name, on_grid
+from fairflare.studies.run_file import say_reasons
 
 
 @click.command()
 @click.argument("methods", nargs=-1, required=True, metavar="METHOD METHOD...")
-@options.choices_options
+@choices_options
 @options.option("--seeds", default="0", metavar="0,1,2", help="Seeds, matched across methods.")
 @click.option(
     "--grid", multiple=True, metavar="KEY=A,B,C", help="Every METHOD that has KEY, at each value; repeatable."
@@ -79,7 +81,7 @@ def compare(
 
     common = {**choices, "fixed_data": fixed_data}
     configs = arms(on_grid(methods, grid), task, options.parse_seeds(seeds), **common)
-    options.say_reasons(configs[0][1])
+    say_reasons(configs[0][1])
     if solo:
         configs = [(name, with_benefit(config, can_ask(config))) for name, config in configs]
     folder = out or Path("runs") / comparison_name(task, {**common, "env": env, **({"solo": True} if solo else {})})

@@ -19,12 +19,23 @@ import re
 import shlex
 import types
 import typing
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
+
+from pydantic import (
+    AfterValidator,
+    ConfigDict,
+    GetCoreSchemaHandler,
+    GetJsonSchemaHandler,
+    TypeAdapter,
+    ValidationError,
+)
+from pydantic_core import CoreSchema, ErrorDetails, PydanticCustomError, core_schema
 
 from fairflare.core.errors import UserError
 
+T = TypeVar("T")
 LARGEST_INT = 10**9
 LARGEST_FLOAT = 1e12
 LONGEST_TEXT = 4096
@@ -34,8 +45,6 @@ MOST_BYTES = 4 * 2**20
 MOST_VALUES = 100_000
 DEEPEST = 8
 """Bounds of a whole JSON document."""
-LONGEST_NUMBER = 64
-"""Characters of a number given as text."""
 
 FEDERATION = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 """What a federation's id may look like; it names a folder."""
@@ -52,12 +61,31 @@ CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\ud800-\udfff]")
 """Control characters but tab and line ends, and halves of surrogate pairs: no text of ours holds them."""
 
 
+def _fits(words: str, holds: Callable[[Any], object], schema: CoreSchema) -> CoreSchema:
+    """``schema``, after which a value is refused with ``words`` unless it ``holds``."""
+
+    def check(value: Any) -> Any:
+        if not holds(value):
+            raise PydanticCustomError("expected", "{words}", {"words": words})
+        return value
+
+    return core_schema.no_info_after_validator_function(check, schema)
+
+
 @dataclasses.dataclass(frozen=True)
 class Range:
     """Smallest and largest value of a number, both allowed."""
 
     low: float
     high: float
+
+    def __get_pydantic_core_schema__(self, kind: type, handler: GetCoreSchemaHandler) -> CoreSchema:
+        words = f"{NATIVE[f'{kind.__name__}_type']} from {_plainly(self.low)} to {_plainly(self.high)}"
+        return _fits(words, lambda value: self.low <= value <= self.high, handler(kind))
+
+    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        limits = {"minimum": self.low, "maximum": self.high}
+        return handler(schema) | ({} if self in (*USUAL[int], *USUAL[float]) else limits)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,6 +96,14 @@ class Text:
     pattern: str = ""
     words: str = ""
 
+    def __get_pydantic_core_schema__(self, kind: type, handler: GetCoreSchemaHandler) -> CoreSchema:
+        bounded = _fits(f"at most {self.most} characters", lambda value: len(value) <= self.most, handler(kind))
+        plain = _fits("text without control characters", lambda value: not CONTROL.search(value), bounded)
+        return _fits(self.words, re.compile(self.pattern).fullmatch, plain) if self.pattern else plain
+
+    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        return handler(schema) | {"maxLength": self.most, "description": self.words}
+
 
 @dataclasses.dataclass(frozen=True)
 class Entries:
@@ -75,6 +111,12 @@ class Entries:
 
     most: int = MOST_ENTRIES
     words: str = ""
+
+    def __get_pydantic_core_schema__(self, kind: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        found = {**handler(kind), "max_length": self.most}
+        if not self.words:
+            return found
+        return core_schema.custom_error_schema(found, "expected", custom_error_message=self.words)
 
 
 Sites = Annotated[int, Range(1, 10_000)]
@@ -157,150 +199,144 @@ def hints(cls: type) -> dict[str, Any]:
     return {field.name: found[field.name] for field in dataclasses.fields(cls)}
 
 
+NATIVE = {
+    **dict.fromkeys(("bool_type", "bool_parsing"), "true or false"),
+    **dict.fromkeys(("int_type", "int_parsing", "int_parsing_size", "int_from_float"), "a whole number"),
+    **dict.fromkeys(("float_type", "float_parsing", "finite_number"), "a number"),
+    **dict.fromkeys(("string_type", "string_unicode"), "text"),
+    "list_type": "a list",
+    "dict_type": "keys and values",
+    "too_long": "at most {max_length} entries",
+    "literal_error": "one of {expected}",
+}
+"""pydantic's kind of error -> what it expected, in this package's words."""
+
+
+@cache
+def adapter(hint: Any, text: str) -> TypeAdapter[Any]:
+    """What checks values of this annotation, strictly; TypeError where a configuration cannot set them.
+
+    ``text`` is its ``repr``: two of the same words in another order are equal.
+    """
+    return TypeAdapter(_bounded(hint), config=STRICT)
+
+
+STRICT = ConfigDict(strict=True, allow_inf_nan=False, extra="forbid")
+
+
+def _bounded(hint: Any) -> Any:
+    """``hint`` with this module's bounds for every number, text and collection that declares none."""
+    base, *marks = typing.get_args(hint) if typing.get_origin(hint) is Annotated else (hint,)
+    origin, inside = typing.get_origin(base) or base, typing.get_args(base)
+    if origin in (typing.Union, types.UnionType):
+        return typing.Union[tuple(map(_bounded, inside))]  # noqa: UP007  # of a tuple
+    if origin is list:
+        base = list[_bounded(inside[0])]  # type: ignore[misc]  # made at run time
+    elif origin is dict and inside[0] is str:
+        base = dict[Annotated[str, Text(256)], _bounded(inside[1])]  # type: ignore[misc]  # likewise
+    elif origin not in (*USUAL, bool, type(None), typing.Literal):
+        raise TypeError("is of a kind that a configuration cannot set")
+    for mark in marks or USUAL.get(origin, ()):
+        base = Annotated[base, mark]
+    return base
+
+
+def _plain(value: Any) -> Any:
+    check_plain("value", value)
+    return value
+
+
+USUAL: Mapping[Any, tuple[Any, ...]] = {
+    int: (Range(-LARGEST_INT, LARGEST_INT),),
+    float: (Range(-LARGEST_FLOAT, LARGEST_FLOAT),),
+    str: (Text(),),
+    list: (Entries(),),
+    dict: (Entries(),),
+    Any: (AfterValidator(_plain),),
+}
+"""Type -> the bounds of its values where none are declared."""
+
+
+def refused(error: ValidationError, key: str = "", known: Sequence[str] = (), value: Any = None) -> UserError:
+    """pydantic's ``error`` as the one line of this package: key, what was expected, what came.
+
+    The key is ``key``, or without one that of the field, of those that are ``known``; ``value`` is what came, where
+    pydantic has seen its text.
+    """
+    first, *others = error.errors(include_url=False)
+    kind, place = first["type"], [str(part) for part in first["loc"] if isinstance(part, str)]
+    if not key:
+        key, *place = place or ["value"]
+    if kind in ("unexpected_keyword_argument", "extra_forbidden"):
+        return UserError(unlisted("key", key, known))
+    if isinstance(cause := first.get("ctx", {}).get("error"), ValueError):
+        return UserError(str(cause))
+    same = [one for one in others if one["loc"][:-1] == first["loc"][:-1] and one["input"] is first["input"]]
+    words = " or ".join(dict.fromkeys(map(_words, (first, *same))))
+    inner = f"{key}: {place[0]}" if place and not same else key
+    return UserError(f"{inner}: expected {words}, got {shown(first['input'] if value is None else value)}")
+
+
+def _words(error: ErrorDetails) -> str:
+    context = error.get("ctx", {})
+    if kind := NATIVE.get(error["type"]):
+        listed = str(context.get("expected", "")).replace(" or ", ", ").replace("'", "")
+        return kind.format_map({**context, "expected": listed})
+    return error["msg"]
+
+
+def one_line(cls: type[T]) -> type[T]:
+    """``cls``, one of pydantic's dataclasses: what a field does not take is a UserError."""
+    begin = cls.__init__
+
+    def begin_checked(self: Any, *given: Any, **named: Any) -> None:
+        try:
+            begin(self, *given, **named)
+        except ValidationError as error:
+            raise refused(error, known=list(hints(cls))) from None  # type: ignore[arg-type]  # a class is hashable
+
+    setattr(cls, "__init__", begin_checked)  # noqa: B010  # mypy lets no method be assigned
+    return cls
+
+
 def exact(cls: type, name: str, value: Any, label: str = "") -> Any:
     """The JSON ``value`` as field ``name`` of ``cls`` declares it; a whole number becomes a float where one is meant.
 
     UserError names the key (as ``label`` where there is one), what was expected and what came.
     """
-    return _exact(label or name, value, hints(cls)[name])
+    hint = hints(cls)[name]
+    try:
+        return adapter(hint, repr(hint)).validate_python(value)
+    except ValidationError as error:
+        raise refused(error, label or name) from None
 
 
 def parsed(cls: type, name: str, value: Any, label: str = "") -> Any:
-    """``value``, which may be a command line's text, as field ``name`` of ``cls`` declares it; see ``exact``."""
+    """``value`` as field ``name`` of ``cls`` declares it, be it a command line's text, or as it would stand there: 2.0
+    for 2, 1 for true; see ``exact``."""
     hint = hints(cls)[name]
-    return _exact(label or name, _from_text(label or name, value, hint), hint)
+    if not isinstance(value, (str, int, float)) or not _is_short(value):
+        return exact(cls, name, value, label)
+    if value == "none" and type(None) in typing.get_args(hint):
+        return None
+    try:
+        found = adapter(hint, repr(hint)).validate_strings(str(value))
+    except ValidationError as error:
+        raise refused(error, label or name, value=value) from None
+    expected(label or name, isinstance(found, str) or "_" not in str(value), "a number without _", value)
+    return found
 
 
 def supported(hint: Any) -> bool:
     """Whether values of this annotation can be checked."""
-    base, _ = _bare(hint)
-    origin, inside = typing.get_origin(base), typing.get_args(base)
-    if origin in (typing.Union, types.UnionType):
-        return all(one is type(None) or supported(one) for one in inside)
-    if origin in (list, dict):
-        return (origin is list or inside[0] is str) and supported(inside[-1])
-    return origin is typing.Literal or base in (bool, int, float, str, Any)
-
-
-def _bare(hint: Any) -> tuple[Any, tuple[Any, ...]]:
-    """The type without its bounds, and these."""
-    if typing.get_origin(hint) is Annotated:
-        base, *bounds = typing.get_args(hint)
-        return base, tuple(bounds)
-    return hint, ()
-
-
-def _bound(kind: type, bounds: tuple[Any, ...], default: Any) -> Any:
-    return next((one for one in bounds if isinstance(one, kind)), default)
-
-
-def _union(base: Any) -> tuple[Any, tuple[str, ...]]:
-    """T of ``T | None`` and of ``T | Literal[...]``, and the latter's words; None for any other type."""
-    inside = typing.get_args(base) if typing.get_origin(base) in (typing.Union, types.UnionType) else ()
-    words = next((typing.get_args(one) for one in inside if typing.get_origin(one) is typing.Literal), ())
-    kinds = (o for o in inside if o is not type(None) and typing.get_origin(o) is not typing.Literal)
-    return next(kinds, None), words
-
-
-def _exact(key: str, value: Any, hint: Any) -> Any:
-    base, bounds = _bare(hint)
-    inner, words = _union(base)
-    if inner is not None:
-        if words and isinstance(value, str):
-            expected(key, value in words, f"{', '.join(words)} or a number", value)
-            return value
-        return None if value is None and not words else _exact(key, value, inner)
-    origin = typing.get_origin(base)
-    if origin is typing.Literal:
-        allowed = typing.get_args(base)
-        fits = any(type(value) is type(one) and value == one for one in allowed)
-        expected(key, fits, f"one of {', '.join(map(str, allowed))}", value)
-    elif base is bool:
-        expected(key, type(value) is bool, "true or false", value)
-    elif base in (int, float):
-        return _number(key, value, base, _bound(Range, bounds, None))
-    elif base is str:
-        _check_text(key, value, _bound(Text, bounds, Text()))
-    elif origin in (list, dict):
-        limits, inside = _bound(Entries, bounds, Entries()), typing.get_args(base)[-1]
-        try:
-            return _collection(key, value, origin, inside, limits)
-        except UserError:
-            expected(key, not limits.words, limits.words, value)
-            raise
-    elif base is Any:
-        check_plain(key, value)
-    else:
-        raise UserError(f"{key}: is of a kind that a configuration cannot set")
-    return value
-
-
-def _number(key: str, value: Any, kind: type, limits: Range | None) -> Any:
-    largest = LARGEST_INT if kind is int else LARGEST_FLOAT
-    limits = limits or Range(-largest, largest)
-    a_number = "a whole number" if kind is int else "a number"
-    proper = type(value) is int or (kind is float and type(value) is float and math.isfinite(value))
-    expected(key, proper, a_number, value)
-    fits = limits.low <= value <= limits.high
-    expected(key, fits, f"{a_number} from {_plainly(limits.low)} to {_plainly(limits.high)}", value)
-    return kind(value)
+    try:
+        return bool(adapter(hint, repr(hint)))
+    except TypeError:
+        return False
 
 
 def _plainly(number: float) -> str:
     return f"{number:.0f}" if float(number).is_integer() and abs(number) < 1e16 else f"{number:g}"
-
-
-def _check_text(key: str, value: Any, limits: Text) -> None:
-    expected(key, isinstance(value, str), "text", value)
-    expected(key, len(value) <= limits.most, f"at most {limits.most} characters", f"{len(value)} of them")
-    expected(key, not CONTROL.search(value), "text without control characters", value)
-    expected(key, not limits.pattern or bool(re.fullmatch(limits.pattern, value)), limits.words, value)
-
-
-def _collection(key: str, value: Any, kind: type, inner: Any, limits: Entries) -> Any:
-    expected(key, isinstance(value, kind), "a list" if kind is list else "keys and values", value)
-    expected(key, len(value) <= limits.most, f"at most {limits.most} entries", f"{len(value)} of them")
-    if kind is list:
-        return [_exact(key, one, inner) for one in value]
-    for name in value:
-        _check_text(key, name, Text(most=256))
-    return {name: _exact(f"{key}: {name}", one, inner) for name, one in value.items()}
-
-
-def _from_text(key: str, value: Any, hint: Any) -> Any:
-    """A command line's text as the JSON value that it stands for; other values as they are, but 2.0 and 1 for 2 and
-    true, which Python's callers may write."""
-    base, _ = _bare(hint)
-    inner, words = _union(base)
-    if words:
-        return value if value in words else _from_text(key, value, inner)
-    if inner is not None:
-        return None if value is None or value == "none" else _from_text(key, value, inner)
-    if typing.get_origin(base) is typing.Literal:
-        return next((one for one in typing.get_args(base) if _is_short(value) and str(one) == str(value)), value)
-    if base is bool and not isinstance(value, bool) and isinstance(value, (str, int)):
-        known = {"true": True, "false": False, "1": True, "0": False}
-        return known.get(str(value).lower() if _is_short(value) else "", value)
-    if base in (int, float) and isinstance(value, str):
-        return _number_of(value, base)
-    if base is int and isinstance(value, float) and value.is_integer():
-        return int(value)
-    return value
-
-
-def _number_of(text: str, kind: type) -> Any:
-    """The number that ``text`` is; the text itself where it is none, for the message."""
-    if len(text) > LONGEST_NUMBER or not text.isascii() or "_" in text:
-        return text
-    try:
-        return int(text)
-    except ValueError:
-        pass
-    try:
-        number = float(text)
-    except ValueError:
-        return text
-    return int(number) if kind is int and number.is_integer() else number
 
 
 def within(part: Any, **intervals: str) -> None:

@@ -9,10 +9,11 @@ import stat
 from pathlib import Path
 from typing import Annotated, Any
 
+from pydantic.dataclasses import dataclass
+
 from fairflare.core.errors import UserError
 from fairflare.core.execution import Compiler, Layout
-from fairflare.core.settings import document
-from fairflare.core.validation import SITE, Range, Text, check_plain, expected
+from fairflare.core.validation import SITE, STRICT, Range, Text, check_plain, expected, one_line
 
 LARGEST = 65_536
 """Bytes of a file."""
@@ -23,7 +24,8 @@ MOST_GPUS = 1024
 FILES = ("fairflare_site.yaml", "fairflare_site.yml", "fairflare_site.json")
 
 
-@dataclasses.dataclass(frozen=True)
+@one_line
+@dataclass(frozen=True, config=STRICT)
 class SiteConfig:
     """What a site decides for itself.
 
@@ -100,10 +102,12 @@ def read_site_config(path: Path) -> SiteConfig:
     content = _content(path, where)
     check_plain(where, content)
     try:
-        values = document(SiteConfig, content, hidden=("site",))
-        if values.get("weights"):
-            values["weights"] = str((path.parent / values["weights"]).resolve())
-        return SiteConfig(**{**values, "data_root": _root(path, values)})
+        if not isinstance(content, dict):
+            raise UserError(f"expected keys and values, got {type(content).__name__}")
+        expected("site", "site" not in content, "no such key: the job gives it", content.get("site"))
+        found = SiteConfig(**content)
+        weights = str((path.parent / found.weights).resolve()) if found.weights else ""
+        return dataclasses.replace(found, weights=weights, data_root=_root(path, found))
     except UserError as error:
         raise UserError(f"{where}: {error}") from None
     except (OSError, RuntimeError, ValueError) as error:  # links in a circle, names too long
@@ -125,15 +129,12 @@ def _content(path: Path, where: str) -> Any:
         raise UserError(f"{where}: expected {what} ({type(error).__name__})") from None
 
 
-def _root(path: Path, values: dict[str, Any]) -> str:
+def _root(path: Path, found: SiteConfig) -> str:
     """The data root as an absolute path; UserError where the datalist leads out of it."""
-    if not values.get("data_root"):
-        return ""
-    home = (path.parent / values["data_root"]).resolve()
-    if datalist := values.get("datalist"):
-        inside = (home / datalist).resolve().is_relative_to(home)
-        expected("datalist", inside, "a path inside data_root", datalist)
-    return str(home)
+    home = (path.parent / found.data_root).resolve()
+    inside = (home / found.datalist).resolve().is_relative_to(home)
+    expected("datalist", inside or not found.data_root, "a path inside data_root", found.datalist)
+    return str(home) if found.data_root else ""
 
 
 def stricter(own: int | None, job: int | None) -> int | None:

@@ -27,13 +27,13 @@ from nvflare.apis.app_validation import AppValidator
 from nvflare.apis.job_def import is_valid_job_id
 from nvflare.apis.workspace import Workspace
 from nvflare.private.fed.client.shell_cmd import SHELL_CMD_VALIDATORS
+from pydantic.dataclasses import dataclass
 
 from fairflare.core import plugins, registry
 from fairflare.core.errors import FairFlareError, UserError
 from fairflare.core.manifest import check_code
-from fairflare.core.settings import document
 from fairflare.core.user_code import check_name
-from fairflare.core.validation import Entries, Range
+from fairflare.core.validation import STRICT, Entries, Range, Text, check_plain, one_line
 from fairflare.core.validation import expected as expect
 from fairflare.engine.exchanges.clinical import event_of
 from fairflare.engine.files import read_json
@@ -53,11 +53,12 @@ SOLO, JOIN = "solo", "join"
 HERE = "this site's policy file"
 """What a submitter reads in place of its path."""
 SHARES = "a list of numbers between 0 and 1"
-Names = Annotated[list[str], Entries(words="a list of names")]
+Names = Annotated[list[Annotated[str, Text()]], Entries(words="a list of names")]
 Count = Annotated[int, Range(0, 10**18)]
 
 
-@dataclasses.dataclass(frozen=True)
+@one_line
+@dataclass(frozen=True, config=STRICT)
 class Policy:
     """What a site allows; without a file, whatever FLARE's own policies do.
 
@@ -172,10 +173,10 @@ def read_policy(local: Path, name: str = "") -> Policy:
     if len(found) > 1 or not isinstance(content, dict):
         raise UserError(f"{HERE}: expected one file with keys and values")
     try:
-        values = document(Policy, content)
-        for key, value in values.items():  # an empty line is no rule that lets everything in
+        check_plain("keys and values", content)
+        for key, value in content.items():  # an empty line is no rule that lets everything in
             expect(key, value is not None, "a value, or no such line", value)
-        return Policy(**values)
+        return Policy(**content)
     except UserError as error:
         raise UserError(f"{HERE}: {str(error).partition(', got ')[0]}") from None  # no job reads what stands there
 

@@ -9,17 +9,16 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import re
-import types
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Union, get_args, get_origin
+from typing import TYPE_CHECKING, Any
 
 from fairflare.core import lab, registry, validation
 from fairflare.core.errors import UserError
 from fairflare.core.registry import Method
 from fairflare.core.schema import answer_fields
-from fairflare.core.settings import Owners
+from fairflare.core.settings import Owners, bare
 from fairflare.core.types import Cost, Outline, Training, numbers_of, tensors_of
-from fairflare.core.validation import Entries, Range, Text, unlisted
+from fairflare.core.validation import unlisted
 from fairflare.engine.setup.method_defaults import default_parts, defaults_of
 from fairflare.engine.setup.method_parts import STEPS, step_class
 
@@ -129,7 +128,7 @@ def _listed_row(entry: Method) -> dict[str, Any]:
         "card": card(entry),
         "package": package(entry),
         "cost": round(relative_cost(entry), 2),
-        "parameters": {row["name"]: row["default"] for row in method_settings(entry)},
+        "parameters": _defaults(entry),
     }
 
 
@@ -243,6 +242,14 @@ def _task(name: str, preset: str | None) -> dict[str, Any]:
     return {"name": f"{name}:{chosen}", "title": cls.title, "about": lines, "settings": rows, "use": use}
 
 
+def _defaults(entry: Method) -> dict[str, Any]:
+    """Shortest name -> default of the settings of a method's parts."""
+    owners = Owners(registry.owners(entry), entry.shared)
+    own = defaults_of(entry, owners)
+    of = {short: full[0] for short, full in owners.names().items()}
+    return {s: own[f].value if f in own else registry.parameters(owners.full[f])[bare(f)] for s, f in of.items()}
+
+
 def method_settings(entry: Method) -> list[Row]:
     """The settings of a method's parts, each with its shortest name and the method's own default."""
     classes = registry.owners(entry)
@@ -292,7 +299,7 @@ def _rows(owner: str, cls: type, of: str = "") -> list[Row]:
     """One row per setting of ``cls``, in the order of its fields."""
     hints, defaults = validation.hints(cls), registry.parameters(cls)
     rows = []
-    for name, hint in hints.items():
+    for name, hint in ((name, hint) for name, hint in hints.items() if validation.supported(hint)):
         row = {"full": f"{owner}.{name}", "name": name, "owner": owner, "of": of, "default": defaults[name]}
         rows.append({**row, "allowed": allowed(hint), "meaning": meaning(cls, name)})
     return rows
@@ -307,26 +314,29 @@ def meaning(cls: type, name: str) -> str:
     return ""
 
 
-def allowed(kind: Any) -> str:
+def allowed(hint: Any) -> str:
     """A declared type in words: "number, 0 to 1", "one of sgd, adam", "true or false", "whole number or none"."""
-    if get_origin(kind) is Annotated:
-        inner, *marks = get_args(kind)
-        return ", ".join([allowed(inner), *filter(None, map(_mark, marks))])
-    if get_origin(kind) is Literal:
-        return f"one of {', '.join(map(str, get_args(kind)))}"
-    if get_origin(kind) in (Union, types.UnionType):
-        return " or ".join(allowed(one) for one in get_args(kind))
-    return WORDS.get(kind, WORDS.get(get_origin(kind) or kind, "text"))
+    return _in_words(validation.adapter(hint, repr(hint)).json_schema())
 
 
-WORDS: dict[Any, str] = {bool: "true or false", int: "whole number", float: "number", str: "text"}
-WORDS |= {dict: "names and values", types.NoneType: "none"}
-WORDS |= dict.fromkeys((list, tuple), "values, divided by commas")
+def _in_words(schema: Mapping[str, Any]) -> str:
+    if "anyOf" in schema:
+        return " or ".join(map(_in_words, schema["anyOf"]))
+    if known := schema.get("enum", [schema["const"]] if "const" in schema else []):
+        return f"one of {', '.join(map(str, known))}"
+    marks = [f"{schema['minimum']:g} to {schema['maximum']:g}"] if "minimum" in schema else []
+    marks += [schema["description"]] if schema.get("description") else []
+    if schema.get("maxItems", validation.MOST_ENTRIES) < validation.MOST_ENTRIES:
+        marks.append(f"at most {schema['maxItems']} entries")
+    return ", ".join([TYPES.get(schema.get("type", ""), "text"), *marks])
 
 
-def _mark(mark: Any) -> str:
-    if isinstance(mark, Range):
-        return f"{mark.low:g} to {mark.high:g}"
-    if isinstance(mark, Text):
-        return mark.words
-    return f"at most {mark.most} entries" if isinstance(mark, Entries) else ""
+TYPES = {
+    "boolean": "true or false",
+    "integer": "whole number",
+    "number": "number",
+    "object": "names and values",
+    "null": "none",
+    "array": "values, divided by commas",
+}
+"""Type of JSON schema, but for text -> its words."""

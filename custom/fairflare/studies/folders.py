@@ -29,6 +29,7 @@ from fairflare.privacy.log_files import is_log_file
 from fairflare.report import EDITIONS, EVALUATION_PAGE, EVIDENCE, PAGE, REPORT
 from fairflare.report import EVALUATION as EVALUATION_RESULT
 from fairflare.report.audit_reader import EVENTS, LOG
+from fairflare.studies.labels import RUN_FILE
 
 COMPARISON, COMPARISON_PAGE, CONTRIBUTION = "compare.json", "compare.html", "contribution.json"
 RIDER, RIDERS = "rider.json", "riders.json"
@@ -40,7 +41,7 @@ FLARE_LOG = "flare_log.txt"
 EVALUATION_FILES = (EVALUATION_RESULT, EVALUATION_PAGE)
 WEIGHTS = (files.CHECKPOINT, files.MODEL, files.BEST, files.INITIAL)
 STATEMENTS = ("statement.md", "statement.json")
-RUN_FILES: tuple[str, ...] = (CONFIG, files.AUDIT, *WEIGHTS, REPORT, PAGE, LOG, FLARE_LOG, RIDER, *STATEMENTS)
+RUN_FILES: tuple[str, ...] = (CONFIG, files.AUDIT, *WEIGHTS, REPORT, PAGE, LOG, FLARE_LOG, RIDER, RUN_FILE, *STATEMENTS)
 RUN_FILES += EVALUATION_FILES
 TENSORS = re.escape(files.SUFFIX)
 PREFLIGHT = re.compile(r"preflight_[^/]+\.txt")

@@ -21,6 +21,8 @@ DATA_SEED = "data_seed"
 """Option of a task that draws its data."""
 CACHE = "FAIRFLARE_CACHE"
 """As ``datasets.cache`` has it, which takes its time to import."""
+RUN_FILE = "run.yaml"
+"""In a run's folder, what repeats it."""
 LONGEST_NAME = 100
 """Characters of a folder's name that stand for a method's settings."""
 LONGEST_BYTES = 200
@@ -44,12 +46,12 @@ def parse_pairs(pairs: Sequence[str]) -> dict[str, str]:
     return values
 
 
-def flat_settings(settings: Any, where: str) -> Iterator[tuple[str, str]]:
+def flat_settings(settings: Any) -> Iterator[tuple[str, str]]:
     """Name and text of every setting, as ``--set`` takes them: "rule.q" and "2" of {"rule": {"q": 2}}.
 
     Raises UserError: no mapping.
     """
-    expected(f"{where}: set", isinstance(settings, Mapping), "names and values", settings)
+    expected("set", isinstance(settings, Mapping), "names and values", settings)
     for key, value in settings.items():
         if isinstance(value, Mapping) and key in OWNERS:
             for name, own in value.items():

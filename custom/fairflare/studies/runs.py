@@ -43,6 +43,7 @@ from fairflare.studies import display
 from fairflare.studies.display import duration, err
 from fairflare.studies.folders import FLARE_LOG, RIDER, check_path, fresh_folder, has_begun, is_complete, is_run, opened
 from fairflare.studies.labels import CACHE, environment
+from fairflare.studies.run_file import write_run_file
 from fairflare.tasks.own.script import Script
 
 LEAST_FREE = 1 << 16
@@ -87,6 +88,7 @@ def execute(
             raise UserError(f"{key}: expected --env local, got --env {env}")
         refuse_pooling(parts.selector, f"--env {env}")
     with fresh_folder(folder, force), _with_room(folder):
+        write_run_file(config, folder, env)
         save_config(config, parts, folder, env)  # from here on `resume` goes on, whenever this process is killed
         if env == "sim":
             return _simulate(config, folder, names, sim_threads)

@@ -133,7 +133,7 @@ class Study:
         """
         names = [(one,) if isinstance(one, str) else tuple(one) for one in (methods, tasks)]
         labels = on_grid(names[0], tuple(f"{key}={as_text(list(values))}" for key, values in (grid or {}).items()))
-        values = dict(flat_settings(settings or {}, "Study"))
+        values = dict(flat_settings(settings or {}))
         runs, about = {}, {}
         for task in names[1]:
             made = arms(labels, task, seeds, rounds=rounds, sites=sites, values=values, fixed_data=fixed_data)

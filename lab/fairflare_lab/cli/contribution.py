@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from fairflare.cli import options
+from fairflare.cli.choices import choices_options
 from fairflare.studies.labels import comparison_name, folder_name, on_grid
 
 if TYPE_CHECKING:
@@ -25,7 +26,7 @@ def _question(methods: tuple[str, ...], seeds: str, **asked: Any) -> Question:
 
 @click.command()
 @click.argument("methods", nargs=-1, required=True, metavar="METHOD [METHOD...]")
-@options.choices_options
+@choices_options
 @options.option("--seeds", "--seed", default="0", metavar="0,1,2", help="Each with data of its own.")
 @click.option("--shapley", is_flag=True, help="Also train coalitions: all up to 6 sites, else those of drawn orders.")
 @options.option(
@@ -57,7 +58,7 @@ def contribution(out: Path | None, force: bool, workers: Any, **asked: Any) -> o
 
 @click.command()
 @click.argument("methods", nargs=-1, required=True, metavar="METHOD [METHOD...]")
-@options.choices_options
+@choices_options
 @options.option("--seeds", default="0", metavar="0,1,2", help="Each with data and a rider of its own.")
 @options.option("--kinds", default="zeros,noise,stale,copied", metavar="A,B", help="Also: repeated.")
 @click.option("--fixed-data", is_flag=True, help="The same data for every seed, where a task draws them.")

@@ -9,6 +9,7 @@ from pathlib import Path
 import click
 
 from fairflare.cli import options
+from fairflare.studies.run_file import Values
 from fairflare_lab.cli.prepared import prepared
 
 
@@ -18,7 +19,7 @@ from fairflare_lab.cli.prepared import prepared
 @click.argument("dest", type=options.PATH)
 @options.set_option
 @options.as_json
-def prepare(dataset: str, source: Path, dest: Path, values: options.Values) -> options.Told:
+def prepare(dataset: str, source: Path, dest: Path, values: Values) -> options.Told:
     """Write DATASET, which lies below SOURCE, to DEST as images of one size with a datalist per site.
 
     DATASET is a task that reads images from disk, e.g. rsna-ich or prostate:paper; --set changes its options. Corrupted

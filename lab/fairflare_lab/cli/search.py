@@ -9,12 +9,13 @@ from typing import Any
 import click
 
 from fairflare.cli import options
+from fairflare.cli.choices import choices_options
 from fairflare.studies.labels import comparison_name
 
 
 @click.command()
 @click.argument("method")
-@options.choices_options
+@choices_options
 @click.option("--over", multiple=True, metavar="KEY=LOW..HIGH[:log]", help="A setting to search; or KEY=A,B,C. Repeat.")
 @options.option(
     "--objective",

@@ -13,7 +13,6 @@ from PIL import Image
 
 from cases import each
 from fairflare.cli.main import main
-from fairflare.cli.options import plan_values
 from fairflare.cli.preflight import plan_of_files, write_fingerprint
 from fairflare.core.errors import UserError
 from fairflare.core.types import Training
@@ -22,6 +21,7 @@ from fairflare.data.tensors import Split
 from fairflare.engine.setup import plans, tasks
 from fairflare.engine.setup.config import RunConfig, make_config
 from fairflare.engine.setup.parts import build_parts
+from fairflare.studies.run_file import plan_values
 from fairflare.tasks.fingerprint import Fingerprint, fingerprint, network_gain
 from fairflare.tasks.planning import cautions, plan
 

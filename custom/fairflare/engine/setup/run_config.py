@@ -13,6 +13,9 @@ import json
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, cast, get_args
 
+from pydantic import InstanceOf
+from pydantic.dataclasses import dataclass
+
 from fairflare.aggregators.base import LIARS, MIXES, SPREAD, At, Bounds, Mix
 from fairflare.core import registry, validation
 from fairflare.core.findings import ACCEPTABLE
@@ -39,7 +42,8 @@ Fingerprint = Annotated[str, Text(pattern=SHA256.pattern, words="a SHA-256 of 64
 Name = Annotated[str, Text(most=64, pattern=r"[A-Za-z0-9][A-Za-z0-9_-]*", words="a name")]
 
 
-@dataclasses.dataclass(frozen=True)
+@validation.one_line
+@dataclass(frozen=True, config=validation.STRICT)
 class RunConfig:
     """One federation, valid by construction: UserError for a value or a name that does not fit.
 
@@ -115,18 +119,18 @@ class RunConfig:
     trainer: Name
     selector: Name
     server_optimizer: Name
-    components: MethodParts
+    components: InstanceOf[MethodParts]
     task: Name
     preset: Name
     options: dict[str, Any]
-    training: Training
+    training: InstanceOf[Training]
     seed: Seed = 0
     min_sites: Sites = 2
     threads: Annotated[int, Range(1, 1024)] = 1
-    group_by: str = "label"
+    group_by: Annotated[str, Text()] = "label"
     min_count: Annotated[int, Range(0, 1_000_000)] | None = 10
     leave_out: Annotated[str, Text(most=64)] = ""
-    clients: list[Client] = dataclasses.field(default_factory=list)
+    clients: Annotated[list[Client], Entries()] = dataclasses.field(default_factory=list)
     federation: Annotated[str, Text(pattern=f"({FEDERATION.pattern})?", words="the id of an earlier job")] = ""
     task_timeout: Annotated[int, Range(1, 30 * 86_400)] = 3600
     stacked: bool = False
@@ -149,7 +153,7 @@ class RunConfig:
     liars: Annotated[float, Range(0, 0.5)] = LIARS
     accept: Annotated[list[Code], Entries(16)] = dataclasses.field(default_factory=list)
     after: Annotated[str, Text(pattern="|".join(STEPS), words=f"one of {', '.join(STEPS)}")] = NO_STEP
-    after_step: AfterStep | None = None
+    after_step: InstanceOf[AfterStep] | None = None
     best_by: Annotated[str, Text(pattern="|".join(BY), words=f"one of {', '.join(BY)}")] = NO_CHOICE
     best_weight: Annotated[float, Range(0, 1)] = 0.5
     headline: Annotated[str, Text(pattern="final|best", words="final or best")] = "final"
@@ -170,8 +174,6 @@ class RunConfig:
     code: Annotated[dict[str, Fingerprint], Entries(100)] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        for name in PLAIN:
-            object.__setattr__(self, name, validation.exact(type(self), name, getattr(self, name)))
         object.__setattr__(self, "options", whole(tasks.known(self.task), "options", self.options))
         check_config(self)
 

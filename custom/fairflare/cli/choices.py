@@ -1,0 +1,87 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The options of commands that make runs, generated from the fields of ``studies.run_file``."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Literal, TypeVar, get_args, get_origin
+
+import click
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+
+from fairflare.cli.options import PATH, option
+from fairflare.studies.run_file import Choices, Flag, Place, Run, names_of, say_reasons
+from fairflare.studies.waiting import started
+
+Command = TypeVar("Command", bound="Callable[..., None] | click.Command")
+
+
+def generated(model: type[BaseModel]) -> Callable[[Command], Command]:
+    """Options of those fields of ``model`` that have a ``Flag``; the command gets them by the fields' names."""
+
+    def decorate(command: Command) -> Command:
+        for name, field in reversed(model.model_fields.items()):
+            if flag := next((one for one in field.metadata if isinstance(one, Flag)), None):
+                command = _option(name, field, flag)(command)
+        return command
+
+    return decorate
+
+
+def _option(name: str, field: FieldInfo, flag: Flag) -> Callable[[Command], Command]:
+    names = [name, *(f"--{one.replace('_', '-')}" for one in names_of(name, field))]
+    of, inside = get_origin(field.annotation), get_args(field.annotation)
+    kind = (
+        field.annotation if of is Literal else next((one for one in inside if one is not type(None)), field.annotation)
+    )
+    many = of in (list, dict)
+    if kind is bool:
+        return click.option(*names, is_flag=True, help=flag.help)
+    words = flag.words or (get_args(kind) if get_origin(kind) is Literal else ())
+    texts: Any = click.Choice(words) if words else PATH if kind is Path else str
+    default = None if many else field.default
+    return option(*names, type=texts, multiple=many, default=default, metavar=flag.metavar, help=flag.help)
+
+
+def choices_options(command: Callable[..., None]) -> Callable[..., None]:
+    """On what METHOD is run, and how: the command gets ``task``, and ``choices`` as ``make_config`` takes them."""
+
+    @generated(Choices)
+    @functools.wraps(command)
+    def with_choices(**given: Any) -> None:
+        chosen = Choices.read({key: given.pop(key) for key in Choices.model_fields}, "--")
+        task, choices = chosen.choices(folds=click.get_current_context().info_name == "join")
+        command(task=task, choices=choices, **given)
+
+    return with_choices
+
+
+def config_options(command: Callable[..., None]) -> Callable[..., None]:
+    """METHOD and everything that makes one run of it; the command gets them as ``config``."""
+
+    @click.argument("method")
+    @generated(Run)
+    @functools.wraps(command)
+    def with_config(**given: Any) -> None:
+        config = Run.read({key: given.pop(key) for key in Run.model_fields}, "--").config()
+        say_reasons(config)
+        started()  # processes may be forked from here on
+        command(config=config, **given)
+
+    return with_config
+
+
+def run_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Where one run takes place; the command gets ``env``, and ``deployment`` where that is a running federation."""
+
+    @generated(Place)
+    @functools.wraps(command)
+    def with_env(**given: Any) -> None:
+        place = Place.read({key: given.pop(key) for key in Place.model_fields}, "--")
+        deployment = place.deployment(given.get("sim_threads"), given.get("workers"))
+        command(env=place.env, deployment=deployment, **given)
+
+    return with_env

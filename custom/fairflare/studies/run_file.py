@@ -1,0 +1,422 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a run is made of, as a user gives it: one model for the command line, a YAML file and Python.
+
+Relative paths of a file start at its folder. Every run writes its own file, ``RUN_FILE``, which repeats it bit for bit.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import shlex
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import yaml
+from pydantic import AliasChoices, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic_core import PydanticCustomError
+
+from fairflare.core import user_code
+from fairflare.core.errors import UserError
+from fairflare.core.settings import nested
+from fairflare.core.validation import SITE, Range, Seed, check_plain, expected, refused, shown, unlisted
+from fairflare.studies.labels import RUN_FILE, as_text, flat_settings, parse_pairs
+from fairflare.tasks.forms import FORMS
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+    from fairflare.engine.setup.config import RunConfig
+
+LARGEST = 65_536
+"""Bytes of a file."""
+SUFFIXES = (".yaml", ".yml")
+DAY = 86400.0
+MOST_WORKERS = 1024
+ROBUST = {"robust": "mixed"}
+"""The run's setting that ``robust`` stands for."""
+Values = Mapping[str, str]
+"""Setting -> its text."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Flag:
+    """How the command line shows a field: what it is for, what stands for its value, other names, and its words."""
+
+    help: str
+    metavar: str | None = None
+    names: tuple[str, ...] = ()
+    words: tuple[str, ...] = ()
+
+
+def _pairs(given: Any) -> dict[str, str]:
+    return parse_pairs(given) if isinstance(given, tuple) else dict(flat_settings(given))
+
+
+def _method(given: Any) -> str:
+    if not isinstance(given, str) or not given or given.startswith("-") or given.endswith(SUFFIXES):
+        raise PydanticCustomError("expected", "a method's id")
+    return given
+
+
+Paths = Annotated[list[Path], BeforeValidator(lambda given: [given] if isinstance(given, (str, Path)) else given)]
+Texts = Annotated[list[str], BeforeValidator(lambda given: [given] if isinstance(given, str) else given)]
+
+
+class Given(BaseModel):
+    """What a user gives, by the names of fields."""
+
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False, populate_by_name=True)
+
+    @classmethod
+    def read(cls, given: Mapping[str, Any], where: str = "", home: Path | None = None) -> Self:
+        """One of ``given``, whose relative paths start at ``home``; errors begin with ``where``, "--" for flags."""
+        try:
+            found = cls.model_validate(given)
+        except (ValidationError, UserError) as error:
+            known = [key for name, field in cls.model_fields.items() for key in names_of(name, field)]
+            known.sort(key=lambda key: key != "method")
+            said = refused(error, known=known) if isinstance(error, ValidationError) else error
+            flag = where == "--" and isinstance(error, ValidationError)
+            raise UserError(f"--{said}" if flag else f"{where}: {said}" if where.strip("-") else str(said)) from None
+        if home is not None:
+            for name in found.model_fields_set:
+                setattr(found, name, _at(home, getattr(found, name)))
+        return found
+
+
+class Choices(Given):
+    """On what a method is run, and how: what the methods of a comparison share."""
+
+    task: Annotated[str | None, Flag("Task and preset; see `fairflare tasks`.", "T[:PRESET]")] = None
+    datalists: Annotated[Path | None, Flag("Your own data, after `fairflare init DIR`.", "DIR", ("data",))] = None
+    kind: Annotated[str | None, Flag("What --datalists are of.", words=(*FORMS,))] = None
+    classes: Annotated[
+        str | None,
+        BeforeValidator(lambda given: given if given is None else as_text(given)),
+        Flag("Classes or structures of --datalists: a number, or names A,B,C.", "N"),
+    ] = None
+    code: Annotated[
+        Paths,
+        Flag("Your own .py file or package that the run needs, for a network or build_data; repeat for more.", "FILE"),
+    ] = []
+    script: Annotated[Path | None, Flag("Your own training loop, on fairflare.client; FLARE runs it.", "FILE")] = None
+    without: Annotated[Texts, Flag("A site of your own data that is left out; repeat for more.", "SITE")] = []
+    plan: Annotated[Path | None, Flag("Defaults that `fairflare plan` made of fingerprints.", "FILE")] = None
+    rounds: Annotated[int | None, Flag("Communication rounds; the preset's by default.", "N")] = None
+    sites: Annotated[int | None, Flag("Number of sites; the preset's by default.", "K")] = None
+    trainer: Annotated[str | None, Flag("Another trainer than METHOD's, or another method's: scaffold.", "ID")] = None
+    rule: Annotated[str | None, Flag("Another rule: moon --rule fedheal is fedheal --trainer moon.", "ID")] = None
+    selector: Annotated[str | None, Flag("Another selector; see `fairflare list --parts`.", "ID")] = None
+    server_optimizer: Annotated[str | None, Flag("Another server optimizer.", "ID")] = None
+    robust: Annotated[bool, Flag("Against sites that lie: clip, mix and cap; see docs/robustness.md.")] = False
+    after: Annotated[
+        str | None, Flag("After the last round: recalibrate, shares or conformal; see docs/after.md.", "STEP")
+    ] = None
+    values: Annotated[dict[str, str], BeforeValidator(_pairs), Flag("A parameter; repeat for more.", "KEY=VALUE")] = (
+        Field(default={}, validation_alias=AliasChoices("set", "values"))
+    )
+    accept: Annotated[Texts, Flag("Preflight's errors of this code are warnings; repeat for more.", "CODE")] = []
+    init_from: Annotated[
+        Path | None,
+        Flag(
+            "Weights to start from: an earlier run's, a state dict or a MONAI bundle's; a line says what fits.",
+            "RUN|FILE|BUNDLE",
+            ("pretrained-weights",),
+        ),
+    ] = None
+    tune: Annotated[
+        Literal["all", "head", "norm", "lora"] | None,
+        Flag("What trains and travels: all, the last layer, normalisation too, or adapters too; the rest is frozen."),
+    ] = None
+
+    def choices(self, folds: bool = False) -> tuple[str, dict[str, Any]]:
+        """The task, and what ``make_config`` takes of it: rounds, sites and settings.
+
+        Args:
+            folds: the run is one of several folds, which have no best round.
+
+        Raises:
+            UserError: neither a task nor data are given, or what is given does not fit together.
+        """
+        user_code.use((*self.code, *([self.script] if self.script else [])))
+        values = beneath(ROBUST, self.values, "run.") if self.robust else self.values
+        named = {
+            key: getattr(self, key) for key in ("trainer", "rule", "selector", "server_optimizer", "after", "tune")
+        }
+        named |= {"accept": ",".join(self.accept) or None, "init_from": self.init_from and str(self.init_from)}
+        values = united(values, {key: value for key, value in named.items() if value is not None})
+        if self.script:
+            if self.task or self.kind or self.plan:
+                raise UserError("--script: goes with --data DIR, without --task, --kind and --plan")
+            chosen, own = own_script(self.script, self.datalists, self.classes)
+        else:
+            chosen, own = own_data(self.task, self.datalists, self.kind, self.classes)
+        planned = plan_values(self.plan, chosen, {**values, **({"best_by": "none"} if folds else {})})
+        values = without_sites(united(beneath(own, values), planned), self.without)
+        return chosen, {"rounds": self.rounds, "sites": self.sites, "values": values}
+
+
+class Place(Given):
+    """Where a run takes place."""
+
+    env: Annotated[
+        Literal["local", "sim", "poc", "prod"], Flag("Where the federation runs; poc and prod are one that is up.")
+    ] = "local"
+    kit: Annotated[Path | None, Flag("Who submits: a user's startup kit.", "DIR")] = None
+    preinstalled: Annotated[bool, Flag("The sites have this package: the job brings no code.")] = False
+    wait: Annotated[
+        Annotated[float, Range(1, 30 * DAY)] | None, Flag("Seconds until the job must be over; a day.", "S")
+    ] = None
+
+    def deployment(self, sim_threads: int | None = None, workers: int | None = None) -> dict[str, Any] | None:
+        """How a federation that is up gets the run; None: it runs on this machine."""
+        given = [name for name in ("kit", "preinstalled", "wait") if getattr(self, name)]
+        if self.env in ("local", "sim"):
+            if given:
+                raise UserError(f"--{given[0]}: expected --env poc or --env prod, got --env {self.env}")
+            return None
+        if sim_threads is not None:
+            raise UserError(f"--sim-threads: expected --env sim, got --env {self.env}")
+        if (workers or 1) > 1:
+            raise UserError(f"--workers: expected --env local, got --env {self.env}")
+        return {"env": self.env, "kit": self.kit, "preinstalled": self.preinstalled, "timeout": self.wait or DAY}
+
+
+class Run(Choices):
+    """One run."""
+
+    method: Annotated[str, BeforeValidator(_method)] = ""
+    seed: Annotated[Seed, Flag("Seeds the initial model and all local work; the data have --set data_seed=N.", "N")] = 0
+
+    def config(self) -> RunConfig:
+        """The run's whole configuration; raises UserError for what does not fit."""
+        from fairflare.engine.setup.config import make_config
+
+        task, choices = self.choices()
+        return make_config(self.method, task, seed=self.seed, **choices)
+
+
+class RunFile(Run, Place):
+    """One run, and how it is made: the keys of a file, and Python's keywords."""
+
+    solo: bool | None = None
+    pooled: bool = False
+    sim_threads: int | None = None
+    workers: Annotated[
+        Annotated[int, Range(1, MOST_WORKERS)] | None,
+        BeforeValidator(lambda given: None if given == "auto" else given),
+    ] = None
+    no_cache: bool = False
+    out: Path | None = None
+
+    def beneath(self, given: Mapping[str, Any]) -> RunFile:
+        """This under what is ``given``: settings win one by one, lists go on, all else is replaced."""
+        found = dict(given)
+        for name, value in given.items():
+            if isinstance(own := getattr(self, name), (dict, list)):
+                found[name] = {**own, **value} if isinstance(own, dict) else [*own, *value]
+        return self.model_copy(update=found)
+
+
+def names_of(name: str, field: Any) -> list[str]:
+    """The keys by which a file may name a field, the field's own name first."""
+    flag = next((one for one in field.metadata if isinstance(one, Flag)), None)
+    own = "set" if name == "values" else name
+    return [own, *(one.replace("-", "_") for one in (flag.names if flag else ()))]
+
+
+def _at(home: Path, value: Any) -> Any:
+    if isinstance(value, list):
+        return [_at(home, one) for one in value]
+    return home / value if isinstance(value, Path) else value
+
+
+def read_run_file(path: Path) -> RunFile:
+    """The run that a YAML file describes; UserError, which names file, key, what was expected and what came."""
+    where, content = f"run file {path.name}", read_yaml(path)
+    expected(where, "method" in content, "the key 'method'", list(content))
+    return RunFile.read(content, where, path.resolve().parent)
+
+
+def read_yaml(path: Path, what: str = "run file") -> dict[str, Any]:
+    """The keys and values of a YAML file, read as plain data.
+
+    Raises UserError: no such file, no mapping, a key twice, too large, or other values than text, numbers, lists and
+    mappings.
+    """
+    from fairflare.engine.files import read_bytes
+
+    where = f"{what} {path.name}"
+    try:
+        content = yaml.load(read_bytes(path, LARGEST).decode("utf-8"), Loader=_Loader)
+    except yaml.MarkedYAMLError as error:
+        line = f"line {error.problem_mark.line + 1}: " if error.problem_mark else ""
+        raise UserError(f"{where}: {line}{error.problem or 'is no YAML'}") from None
+    except (ValueError, yaml.YAMLError, RecursionError, TypeError) as error:
+        raise UserError(f"{where}: expected a YAML file ({type(error).__name__})") from None
+    is_list = isinstance(content, list)  # it is not shown: its aliases may make a small file long
+    expected(where, isinstance(content, dict), "keys and values", "a list" if is_list else content)
+    check_plain(where, content)
+    found: dict[str, Any] = content
+    return found
+
+
+class _Loader(yaml.SafeLoader):
+    """Makes plain data only, and refuses a key that is there twice."""
+
+    def construct_mapping(self, node: Any, deep: bool = False) -> Any:
+        names = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
+        for name in names:
+            if names.count(name) > 1:
+                raise yaml.MarkedYAMLError(problem=f"{shown(name)} is given twice", problem_mark=node.start_mark)
+        return super().construct_mapping(node, deep)
+
+
+def write_run_file(config: RunConfig, folder: Path, env: str) -> None:
+    """Write ``RUN_FILE`` to a run's folder, with every choice; nothing for a part of a join or an evaluation."""
+    from fairflare.engine.files import INITIAL
+    from fairflare.engine.setup.run_config import RUN_KEYS
+
+    if config.join or config.fold or config.evaluation:
+        return
+    run = {key: getattr(config, key) for key in RUN_KEYS if key != "init_from"}
+    code = [path for path in user_code.code_files() if path.stem in config.code]
+    content = {
+        "method": config.method,
+        "task": f"{config.task}:{config.preset}",
+        "seed": config.seed,
+        **config.parts,
+        **({"after": config.after} if config.after_step else {}),
+        **({"init_from": INITIAL} if config.init_from else {}),
+        **({"code": [os.path.relpath(path, folder) for path in code]} if code else {}),
+        "env": env,
+        "set": {
+            **nested(config.settings),
+            "train": dataclasses.asdict(config.training),
+            "task": config.options,
+            "run": run,
+            **({"after": dataclasses.asdict(config.after_step)} if config.after_step else {}),
+        },
+    }
+    text = yaml.safe_dump(content, sort_keys=False, allow_unicode=True)
+    (folder / RUN_FILE).write_text(f"# fairflare run {RUN_FILE} --out DIR repeats this run.\n{text}", encoding="utf-8")
+
+
+def say_reasons(config: RunConfig) -> None:
+    """Why a run on a user's own data has the defaults it has, a line each; UserError where no run can be made of it."""
+    if not config.options.get("datalists"):
+        return
+    from fairflare.engine.setup.parts import build_parts
+    from fairflare.engine.setup.plans import reasons
+    from fairflare.studies import display
+
+    if lines := reasons(config):
+        build_parts(config)  # before anything is shown: what is wrong with it is the user's to mend
+    for line in lines:
+        display.note(line)
+
+
+def own_data(task: str | None, datalists: Path | None, kind: str | None, classes: str | None) -> tuple[str, Values]:
+    """The task and the settings that ``--task`` or ``--datalists DIR --kind K --classes N`` stand for.
+
+    A folder that ``fairflare prepare`` wrote says itself what kind of data it holds. Raises UserError where neither is
+    given, or the folder holds no lists.
+    """
+    from fairflare.engine.setup import tasks
+    from fairflare.tasks.kinds.own import OwnData, folder_of_lists, read_description, sites_in
+
+    if datalists is None:
+        if task is None and kind is not None and classes is not None:
+            return kind, {"labels": classes}  # every site has its own configuration
+        if task is None:
+            raise UserError("--task: expected a task, or your own data: --data DIR")
+        if kind or classes:
+            raise UserError("--kind and --classes: go with --datalists DIR")
+        return task, {}
+    shown_as, datalists = datalists, folder_of_lists(datalists)
+    if not datalists.is_dir():
+        raise UserError(f"--data {shown_as}: expected a folder, with a list or table per site in it")
+    described = read_description(datalists)
+    chosen, classes = task or kind or described.get("kind"), classes or ",".join(described.get("classes", ()))
+    if chosen is None or chosen.partition(":")[0] not in FORMS:
+        kinds = f"expected --kind with it, one of {', '.join(FORMS)}"
+        text = f"got task {chosen}" if chosen else f"or that `fairflare init {shown_as}` writes down what it holds"
+        raise UserError(f"--datalists {shown_as}: {kinds}; {text}")
+    kind_of_data = tasks.known(chosen.partition(":")[0])
+    assert issubclass(kind_of_data, OwnData)  # as every one of FORMS is
+    suffixes = kind_of_data.suffixes
+    names = sites_in(datalists, suffixes)
+    if not names:
+        lists = f"expected a folder with a <SITE>{suffixes[0]} per site"
+        raise UserError(f"--datalists {shown_as}: {lists}; `fairflare init {shlex.quote(str(shown_as))}` writes them")
+    values = {"datalists": str(datalists.resolve()), "site_names": ",".join(names)}
+    values |= {key: str(value) for key, value in described.get("options", {}).items()}
+    return chosen, values | ({"labels": classes} if classes else {})
+
+
+def own_script(script: Path, data: Path | None, classes: str | None) -> tuple[str, Values]:
+    """The task and the settings that ``--script FILE --data DIR --classes N`` stand for: a site per folder in DIR.
+
+    Without ``--data`` the sites are named with ``--set site_names``, and each has its own site file. Raises UserError
+    where no folder is in DIR.
+    """
+    values = {"script": f"{script.stem}.network"}
+    if data is not None:
+        names = sorted(path.name for path in data.iterdir() if path.is_dir()) if data.is_dir() else []
+        names = [name for name in names if SITE.fullmatch(name)]
+        if not names:
+            raise UserError(f"--data {data}: expected a folder with a folder per site")
+        values |= {"datalists": str(data.resolve()), "site_names": ",".join(names)}
+    return "script", values | ({"labels": classes} if classes else {})
+
+
+def beneath(own: Values, given: Values, owner: str = "task.") -> Values:
+    """The settings ``own``, of a folder of datalists, and on top of them those that the user has ``given``."""
+    keys = {key.removeprefix(owner) for key in given}
+    return {key: value for key, value in own.items() if key not in keys} | dict(given)
+
+
+def united(some: Values, others: Values) -> Values:
+    """Both; UserError where one is in both."""
+    for key in some.keys() & others.keys():
+        raise UserError(f"--set: {key[:80]} is given twice")
+    return {**some, **others}
+
+
+def without_sites(values: Values, left_out: Sequence[str]) -> Values:
+    """``values`` whose ``site_names`` lack those that are left out; UserError where one is unknown or none is left."""
+    if not left_out:
+        return values
+    key = "task.site_names" if "task.site_names" in values else "site_names"
+    if key not in values:
+        raise UserError("--without: goes with your own data, --data DIR, or with --set site_names=A,B")
+    names = [name.strip() for name in values[key].split(",")]
+    for one in left_out:
+        if one not in names:
+            raise UserError(f"--without: {unlisted('site', one, names)}")
+    rest = ",".join(name for name in names if name not in left_out)
+    if not rest:
+        raise UserError("--without: no site would be left")
+    return {**values, key: rest}
+
+
+def plan_values(plan: Path | None, task: str, given: Values) -> Values:
+    """The settings of a plan's file, but for those that the user has ``given`` or that mean nothing beside them."""
+    if plan is None:
+        return {}
+    from fairflare.core import registry
+    from fairflare.engine.setup.plans import BESIDE, read_plan
+
+    trainer = str(given.get("trainer", given.get("run.trainer", "")))
+    private = trainer in registry.trainers() and registry.get_trainer(trainer).private
+    if private or any(key in given for key in ("site_epsilon", "run.site_epsilon")):
+        raise UserError(f"--plan {plan.name}: expected none with a privacy budget, which does not cover fingerprints")
+    kind, values = read_plan(plan)
+    if task.partition(":")[0] != kind:
+        raise UserError(f"--plan {plan.name}: is of {kind} data, expected {task.partition(':')[0]}")
+    keys = {key.rpartition(".")[2] for key in given}
+    off = {name for key in keys for name in (key, *BESIDE.get(key, ()))}
+    own = {name.rpartition(".")[2]: value for name, value in values.items()}
+    return {name: value for name, value in own.items() if name not in off}
