@@ -384,8 +384,8 @@ MOST_TOGETHER, MOST_PAIRS, LEAST_CELL, MOST_ROWS = 100, 40, 20, 1000
 """Columns that are looked at together and in pairs, those first that tell most; rows of a pair's cell, in the mean;
 rows that a tree gets."""
 FOLDS, DEPTH, LEAF = 3, 8, 5
-WEIGHT = 0.01
-"""Of a column in a tree from which on it is a suspect."""
+WEIGHT, NEAR = 0.01, 0.95
+"""Of a column in a tree from which on it is a suspect; the area of a sum's fit from which on a tree is grown."""
 
 
 def _together(
@@ -438,9 +438,6 @@ def _tree(
     found: Predictors, names: Sequence[str], hits: Sequence[np.ndarray], patients: np.ndarray | None
 ) -> tuple[float, list[str]]:
     """The largest area under the curve of a small tree on rows that it has not seen, and the columns that it needs."""
-    from sklearn.model_selection import GroupKFold, StratifiedKFold, cross_val_predict
-    from sklearn.tree import DecisionTreeClassifier
-
     if len(names) < 2 or not hits:
         return 0.0, []
     columns = []
@@ -454,8 +451,13 @@ def _tree(
         kept = np.sort(np.random.default_rng(0).permutation(len(matrix))[:MOST_ROWS])
         matrix, hits = matrix[kept], [hit[kept] for hit in hits if FEWEST <= hit[kept].sum() <= MOST_ROWS - FEWEST]
         patients = None if patients is None else patients[kept]
+    if not (hits := hits and _promising(matrix, hits[:MOST_BANDS])):  # scikit-learn takes a second
+        return 0.0, []
+    from sklearn.model_selection import GroupKFold, StratifiedKFold, cross_val_predict
+    from sklearn.tree import DecisionTreeClassifier
+
     best: tuple[float, list[str]] = (0.0, [])
-    for hit in hits[:MOST_BANDS]:
+    for hit in hits:
         tree = DecisionTreeClassifier(max_depth=DEPTH, min_samples_leaf=LEAF, random_state=0)
         folds = StratifiedKFold(FOLDS, shuffle=True, random_state=0) if patients is None else GroupKFold(FOLDS)
         if patients is not None and len(np.unique(patients)) < FOLDS:
@@ -468,6 +470,16 @@ def _tree(
             order = [k for k in np.argsort(-weights, kind="stable") if weights[k] > WEIGHT][:MOST_BANDS]
             best = (area, [names[k] for k in order])
     return best
+
+
+def _promising(matrix: np.ndarray, hits: Sequence[np.ndarray]) -> list[np.ndarray]:
+    """Those of ``hits`` that ranks of the columns of ``matrix`` (N, C) and their squares come near by least squares."""
+    ranks = pd.DataFrame(matrix).rank(pct=True).to_numpy() - HALF
+    inputs = np.column_stack([np.ones(len(ranks)), ranks, ranks**2])
+    fitted = inputs @ np.linalg.lstsq(inputs, np.column_stack(hits).astype(float), rcond=None)[0]
+    rows = np.arange(len(ranks))
+    areas = [_area(own, Cells(rows, rows), [hit]) for own, hit in zip(fitted.T, hits, strict=True)]
+    return [hit for hit, area in zip(hits, areas, strict=True) if area > NEAR]
 
 
 def telling(columns: Mapping[str, Sequence[str]], labels: Sequence[str], sites: Sequence[str]) -> tuple[str, ...]:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import warnings
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -23,7 +22,7 @@ import pandas as pd
 
 from fairflare.core.errors import UserError
 from fairflare.core.validation import flag, natural, shown, some, unlisted
-from fairflare.data.readers.datalist import read_lists
+from fairflare.data.readers.datalist import DESCRIPTION, PREFIX, read_lists
 from fairflare.data.readers.formats import boxes_in, unread
 from fairflare.data.readers.geometry import is_image
 from fairflare.import_data.columns import outcome_of, telling
@@ -46,7 +45,6 @@ from fairflare.import_data.proposal import (
 )
 from fairflare.import_data.tables import examples_in_tables, tables_in, unnamed_tables
 from fairflare.tasks.forms import FORMS
-from fairflare.tasks.kinds.own import DESCRIPTION, PREFIX
 
 PATIENTS = ("patient_id", "patient", "subject_id", "subject", "case_id", "PatientID", "patientID", "patientId")
 CHUNK = 2**12
@@ -310,7 +308,7 @@ def with_splits(found: Found, anew: bool) -> tuple[Found, tuple[str, ...]]:
             drawn.append(site)
             settled = {patient_key(one.patient): one.split for one in own if one.split in SPLITS[1:] and one.patient}
             splits = [SPLITS[0], *missing]
-            for k, split in zip(loose, _drawn(site, [own[k] for k in loose], splits, not found.form.masks)):
+            for k, split in zip(loose, _drawn([own[k] for k in loose], splits, not found.form.masks)):
                 own[k] = replace(own[k], split=settled.get(patient_key(own[k].patient), split))
         examples += own
     kept = [site for site in found.sites if site not in (*drawn, *few)]
@@ -360,40 +358,31 @@ def _check_apart(site: str, own: Sequence[Example], whence: str) -> None:
         raise UserError(f"init: {site}: {text}, --patient COLUMN or none says who they are")
 
 
-def _drawn(site: str, loose: Sequence[Example], splits: Sequence[str], labelled: bool) -> list[str]:
-    """The split of each example: folds of patients, stratified by class, are dealt to the splits by their shares."""
-    from sklearn.model_selection import StratifiedGroupKFold, StratifiedKFold
+def _drawn(loose: Sequence[Example], splits: Sequence[str], labelled: bool) -> list[str]:
+    """The split of each example: patients, stratified by class, are dealt to folds, and these to splits by shares.
 
-    if len(splits) == 1:
-        return [splits[0]] * len(loose)
-    # Examples without a patient are patients of their own; slices of one file belong together.
+    Examples without a patient are patients of their own; slices of one file belong together.
+    """
     names = [patient_key(one.patient) or f"\0{one.image or number}" for number, one in enumerate(loose)]
-    patients = np.unique(names, return_inverse=True)[1]
+    patients, labels = (pd.factorize(np.array(one, dtype=object))[0] for one in (names, [e.label for e in loose]))
     n = int(patients.max()) + 1
     if n < len(splits):  # too few to hold any back: all train
         return [splits[0]] * len(loose)
-    labels = np.unique([one.label if labelled else "" for one in loose], return_inverse=True)[1]
-    most = max(Counter(labels.tolist()).values())
-    k = max(len(splits), min(FOLDS, n, most))
-    plain = n == len(loose)  # grouping costs time that grows with the patients
-    if most < k:  # no class can be spread over the folds
-        labels = np.zeros_like(labels)
-    folds = (StratifiedKFold if plain else StratifiedGroupKFold)(k, shuffle=True, random_state=0)
-    fold_of = np.empty(len(loose), dtype=int)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # a class with fewer patients than folds: spread as far as it goes
-        for number, (_, rows) in enumerate(folds.split(labels, labels, patients)):
-            fold_of[rows] = number
-    # A fold may be empty where patients have many examples each.
-    order = [number for number in range(k) if (fold_of == number).any()]
-    if len(order) < len(splits):
-        return [splits[0]] * len(loose)
-    sizes = _sizes([SHARES[split] for split in splits], len(order))[1:]
-    where = dict.fromkeys(order, splits[0])
-    taken = iter(order)
-    for split, size in zip(splits[1:], sizes):
-        where |= {next(taken): split for _ in range(size)}
-    return [where[number] for number in fold_of.tolist()]
+    counts = np.bincount(labels) if labelled else np.array([len(labels)])
+    labels = labels if labelled else np.zeros_like(labels)
+    rarest = np.lexsort((counts[labels], patients))  # the stratum of a patient with several classes
+    strata = pd.factorize(labels[rarest[np.unique(patients[rarest], return_index=True)[1]]])[0]
+    k = max(len(splits), min(FOLDS, n, int(np.bincount(strata).max())))
+    fold_of, random, start = np.empty(n, dtype=int), np.random.RandomState(0), 0
+    for stratum in range(strata.max() + 1):
+        own = strata == stratum
+        dealt = np.sort(np.arange(start, start + own.sum()) % k)
+        random.shuffle(dealt)
+        fold_of[own], start = dealt, start + len(dealt)
+    sizes = _sizes([SHARES[split] for split in splits], k)
+    # The first folds are held back.
+    where = [*(split for split, size in zip(splits[1:], sizes[1:]) for _ in range(size)), *[splits[0]] * sizes[0]]
+    return [where[fold] for fold in fold_of[patients]]
 
 
 def _sizes(shares: Sequence[float], n: int) -> list[int]:

@@ -21,6 +21,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from fairflare.core.errors import DataError, UserError
 from fairflare.core.validation import natural, shown, some, unlisted
+from fairflare.data.readers.datalist import INSIDE
 from fairflare.data.readers.limits import LIMITS
 from fairflare.data.readers.tables import as_cell, read_columns
 from fairflare.import_data.detect import Proposal, look
@@ -28,7 +29,6 @@ from fairflare.import_data.labels import as_iso, known_after, names_patient
 from fairflare.import_data.proposal import Choices, Tell, is_missing, nothing, root_name
 from fairflare.import_data.several_rows import FILE, HOME, proposed, set_of
 from fairflare.import_data.tables import rows_of, tables_in
-from fairflare.tasks.kinds.own import INSIDE
 
 SECONDS = {"minutes": 60.0, "hours": 3600.0, "days": 86400.0, "years": 365.25 * 86400.0}
 NUMERIC = ("min", "max", "mean", "sum")

@@ -53,7 +53,6 @@ from fairflare.import_data.several_rows import join_advice, refuse_several
 from fairflare.import_data.times import checked_times, times_of
 from fairflare.import_data.workbooks import read_laid_out
 from fairflare.tasks.forms import FORMS
-from fairflare.tasks.own.survival import ends_of
 
 KINDS = tuple(suffix for suffix in SUFFIXES if suffix != ".txt")
 """A text beside images is seldom a table; one that is given to ``init`` is read."""
@@ -636,6 +635,8 @@ def _times(files: Files, table: pd.DataFrame, columns: Sequence[str], chosen: Ch
     kept = timed.reset_index(drop=True)
     if missing.any():
         role = _roles(kept, columns, said, lambda site: _sites(files, kept, site, chosen))
+    from fairflare.tasks.own.survival import ends_of
+
     longest = pd.to_numeric(kept[time]).max()
     if (end := max(ends_of(chosen.horizons, 1))) > longest * (1 + 1e-6):  # horizons are float32
         text = f"expected times until which somebody is observed, in the unit of {time}: {longest:g} at most"
