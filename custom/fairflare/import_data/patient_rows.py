@@ -518,12 +518,14 @@ def _numbers(texts: pd.Series) -> pd.Series:
 
 
 @contextlib.contextmanager
-def as_table(root: Path, mapping: RowMapping, tell: Tell = nothing) -> Iterator[tuple[Path, tuple[str, ...]]]:
-    """Within: the path of a CSV file of ``patient_rows``, and the notes."""
+def as_table(
+    root: Path, mapping: RowMapping, tell: Tell = nothing, patient: str = ""
+) -> Iterator[tuple[Path, tuple[str, ...]]]:
+    """Within: the path of a CSV file of ``patient_rows``, and the notes; ``patient``: what its column is called."""
     made = patient_rows(root, mapping, tell)
     with tempfile.TemporaryDirectory(prefix="fairflare_") as scratch:
         table = Path(scratch, f"{root_name(root)}.csv")
-        made.table.to_csv(table, index=False)
+        made.table.rename(columns={mapping.patient: patient or mapping.patient}).to_csv(table, index=False)
         yield table, made.notes
 
 
