@@ -63,6 +63,9 @@ def wrong(reading, truth, root):
     found += [
         f"expected to be told {text!r}" for text in truth.get("says", ()) if not any(text in one for one in lines)
     ]
+    found += [
+        f"expected no line with {text!r}" for text in truth.get("unsaid", ()) if any(text in one for one in lines)
+    ]
     rows = sum(sum(n[split] for split in ("train", "val", "test")) for n in reading["sites"].values())
     if truth.get("rows", rows) != rows:
         found.append(f"rows: expected {truth['rows']}, got {rows}")

@@ -8,11 +8,12 @@ Splits go by patient: nobody is in two, classes are spread evenly, and the same 
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,7 @@ from fairflare.core.errors import UserError
 from fairflare.core.validation import flag, natural, shown, some, unlisted
 from fairflare.data.readers.datalist import DESCRIPTION, PREFIX, read_lists
 from fairflare.data.readers.formats import boxes_in, unread
-from fairflare.data.readers.geometry import is_image
+from fairflare.data.readers.geometry import form_of, is_image
 from fairflare.import_data.columns import outcome_of, telling
 from fairflare.import_data.folders import by_headers, images_in_folders, level_table, patients_of, structures_in
 from fairflare.import_data.labels import check_sites_agree, group_columns, grouped_by
@@ -49,6 +50,8 @@ from fairflare.tasks.forms import FORMS
 PATIENTS = ("patient_id", "patient", "subject_id", "subject", "case_id", "PatientID", "patientID", "patientId")
 CHUNK = 2**12
 """Bytes that are compared, three times in a file."""
+EDGE, ALIKE, MOST_PIXELS = 16, 1.5, 10**9
+"""Of a small picture; grey levels by which two of one picture differ in the mean; pixels that are read for them."""
 UNNAMED = "{}: a table that is not read: to have it read, call it .csv and put it beside the others"
 KNOWN = ("image", "label", "frame", *PATIENTS)
 
@@ -233,19 +236,57 @@ def look(root: Path, chosen: Choices, tell: Tell = nothing) -> Proposal:
 
 
 def _copied(root: Path, found: Found) -> tuple[str, ...]:
-    """What to say where two sites have the same file, by its size and what stands at its beginning, middle and end."""
-    seen: dict[tuple[int, bytes], Example] = {}
-    twins: list[tuple[str, str]] = []
-    for one in (one for one in found.examples if one.image and len(found.sites) > 1):
-        with (root / one.image).open("rb") as file:
-            size, parts = os.fstat(file.fileno()).st_size, b""
-            for place in (0, size // 2, max(0, size - CHUNK)):
-                file.seek(place)
-                parts += file.read(CHUNK)
-        other = seen.setdefault((size, hashlib.blake2b(parts, digest_size=16).digest()), one)
-        twins += [(one.image, other.image)] if one.site != other.site else []
-    text = f"{len(twins)} images are files of another site, too, e.g. {twins[0][0]} and {twins[0][1]}" if twins else ""
-    return (text,) if twins else ()
+    """What to say where two sites, or two patients of one, have the same file or nearly the same picture."""
+    own = list({one.image: one for one in found.examples if one.image}.values())
+    first: dict[tuple[int, bytes], Example] = {}
+    pairs = {one.image: first.setdefault(_file_key(root / one.image), one) for one in own}
+    small = [(one, icon) for one, icon in zip(own, _icons([root / one.image for one in own])) if icon is not None]
+    icons = np.array([icon for _, icon in small]).reshape(len(small), EDGE**2)
+    for k, (one, icon) in enumerate(small):
+        near = np.flatnonzero(np.abs(icons[:k] - icon).mean(axis=1) < ALIKE)
+        pairs[one.image] = small[near[0]][0] if len(near) else pairs[one.image]
+    twins = [(one, other) for one in own if (other := pairs[one.image]) is not one]
+    apart = [(one, other) for one, other in twins if one.site != other.site]
+    inside = [(one, other) for one, other in twins if one.site == other.site and _are_others(one, other)]
+    way = ": leave out one of each, or name the patient (--patient LEVEL), or they may lie in two splits"
+    texts = ((apart, "files of another site, too", ""), (inside, "files or pictures of another patient, too", way))
+    return tuple(
+        f"{len(two)} images are {text}, e.g. {two[0][0].image} and {two[0][1].image}{more}"
+        for two, text, more in texts
+        if two
+    )
+
+
+def _are_others(one: Example, other: Example) -> bool:
+    """Whether nothing says that two examples are of one patient, and no list has both in one split."""
+    same = one.patient and patient_key(one.patient) == patient_key(other.patient)
+    return not same and (not one.split or one.split != other.split)
+
+
+def _file_key(path: Path) -> tuple[int, bytes]:
+    """Size, and what stands at the beginning, middle and end."""
+    with path.open("rb") as file:
+        size, parts = os.fstat(file.fileno()).st_size, b""
+        for place in (0, size // 2, max(0, size - CHUNK)):
+            file.seek(place)
+            parts += file.read(CHUNK)
+    return size, hashlib.blake2b(parts, digest_size=16).digest()
+
+
+def _icons(paths: Sequence[Path]) -> Iterator[np.ndarray | None]:
+    """Small grey pictures (``EDGE``**2,) on 0 to 255; None of other files, of what shows nothing, and of too many."""
+    from PIL import Image
+
+    left = MOST_PIXELS
+    for path in paths:
+        icon = None
+        if form_of(path) == "picture" and left > 0:
+            with contextlib.suppress(OSError, ValueError, Image.DecompressionBombError), Image.open(path) as file:
+                file.draft("L", (4 * EDGE, 4 * EDGE))  # JPEG is read at a smaller size
+                if (left := left - file.width * file.height) > 0:
+                    grey = file.convert("L").resize((EDGE, EDGE), Image.Resampling.BOX)
+                    icon = np.asarray(grey, dtype=np.float32).ravel()
+        yield icon if icon is not None and icon.std() > 2 * ALIKE else None
 
 
 def _shared_ids(found: Found) -> tuple[str, ...]:
