@@ -25,8 +25,9 @@ from fairflare.data.readers.datalist import INSIDE
 from fairflare.data.readers.limits import LIMITS
 from fairflare.data.readers.tables import as_cell, read_columns
 from fairflare.import_data.detect import Proposal, look
-from fairflare.import_data.labels import as_iso, known_after, names_patient
+from fairflare.import_data.labels import as_iso, known_after
 from fairflare.import_data.proposal import Choices, Tell, is_missing, nothing, root_name
+from fairflare.import_data.roles import People, columns_of
 from fairflare.import_data.several_rows import FILE, HOME, proposed, set_of
 from fairflare.import_data.tables import rows_of, tables_in
 
@@ -558,5 +559,6 @@ def propose(root: Path, chosen: Choices) -> str:
     if set_of(paths):
         return proposed(root, paths, None, "", chosen)
     table = rows_of(root, paths, chosen)
-    people = [name for name in table.columns if names_patient(name)]
-    return proposed(root, paths, table, chosen.patient or next(iter(people), ""), chosen)
+    people = People(columns_of(table, [name for name in table if not name.startswith("@")]), [""] * len(table), ())
+    people.find(chosen)
+    return proposed(root, paths, table, people.patient, chosen)
