@@ -28,8 +28,7 @@ class Situation:
         flags: of `init`.
         refused: parts of the refusal; with ``leads`` a remedy in it leads to that truth.
         truth: "sites" -> names or how many, "patient", "label", "time", "kind", "classes" -> as written; "has", "lacks"
-            -> predictors; "kinds" -> predictor -> how it is read; "says" -> parts of suspects and notes; "cells" ->
-            column -> share of its cells that are filled.
+            -> predictors; "kinds" -> predictor -> how it is read; "says", "unsaid" -> parts of suspects and notes.
         leads: the truth of one of the remedies.
         name: what `init` is given, below the folder.
     """
@@ -380,3 +379,48 @@ add("a row of units", with_second_line(["", "years", "", "mg/l", "0/1"]), LABEL,
     classes=["0", "1"], says=["the second line"])
 add("two header rows", with_second_line(["name", "of patient", "f/m", "mg per l", "in hospital"]), LABEL, rows=N,
     sites=3, classes=["0", "1"], says=["the second line"])
+
+# Near copies across patients.
+LABS = {name: lambda r, t: r.normal(50, 9, len(t)).round(2) for name in ("na", "k", "ca", "hb", "alb")}
+
+
+def nearly_again(share, **more):
+    """The first rows once more, with another potassium and sex."""
+
+    def make(root):
+        rows = base(**LABS, **more)
+        again = rows.head(int(share * len(rows))).copy()
+        again["k"] = again["k"] + 1
+        again["sex"] = again["sex"].iloc[::-1].to_numpy()
+        return pd.concat([rows, again])
+
+    return make
+
+
+add("a few rows again but for two cells", nearly_again(0.04), LABEL, says=["9 rows are copies of others but for 2"])
+add("many rows again but for two cells", nearly_again(0.3), LABEL, refused=("72 of 312 rows are copies", "--patient"),
+    leads=dict(patient=""))
+add("many rows again, of known patients", nearly_again(0.3, pat=of(lambda t: t["who"])), LABEL, patient="pat")
+add("rows of few numbers agree by chance", table(n=3000, score=pick(1, 2, 3), grade=pick(0, 1)), LABEL, rows=3000,
+    unsaid=["are copies"])
+
+
+def photographed(again):
+    """Two classes of blurred noise; with ``again`` the first of a class are there as JPEG of another size, too."""
+
+    def make(root):
+        rng = np.random.default_rng(3)
+        for k in range(40):
+            folder = root / ("benign", "malignant")[k % 2]
+            folder.mkdir(exist_ok=True)
+            picture = Image.fromarray(rng.integers(0, 255, (12, 12), dtype=np.uint8)).resize((96, 96))
+            picture.save(folder / f"{chr(97 + k % 26)}{k // 26}.png")
+            if again and k < 6:
+                picture.resize((64, 64)).save(folder / f"z{chr(97 + k)}.jpg", quality=85)
+
+    return make
+
+
+add("pictures again, encoded anew", photographed(True), "--site none", at=".", sites=1,
+    says=["6 images are files or pictures of another patient, too"])
+add("pictures that are all others", photographed(False), "--site none", at=".", sites=1, unsaid=["of another patient"])

@@ -3,6 +3,7 @@
 
 import csv
 import json
+import re
 import shutil
 from collections import defaultdict
 from dataclasses import replace
@@ -20,6 +21,8 @@ from cases import each
 from dicom_sets import dataset, save
 from fairflare.cli.main import main
 from fairflare.core.errors import UserError
+from fairflare.data.site_config import SiteConfig, read_site_config
+from fairflare.engine.setup import tasks
 from fairflare.import_data.detect import look
 from fairflare.import_data.labels import known_after, says_class, says_site
 from fairflare.import_data.proposal import Choices
@@ -403,3 +406,72 @@ def test_images_of_two_sites_of_two_rows_and_of_none_are_said(tmp_path):
     assert "3 rows name an image that another row names, too: it counts twice" in notes
     assert "12 images are in no row and are left out, e.g. a/12.png" in notes
     assert "12 images are files of another site, too, e.g. a/t0.png and a/s0.png" in notes
+
+
+def test_units_and_codes_of_a_site_are_converted_by_the_lines_that_are_printed(tmp_path, capsys):
+    rng, rows = np.random.default_rng(1), []
+    for site in "ABC":
+        for k in range(80):
+            crea, warm = rng.normal(90, 12), rng.normal(37, 0.5)
+            own = {"crea": crea, "temp": warm, "sex": "fm"[k % 2], "ward": f"{'uvw'[k % 3]}1"}
+            if site == "B":
+                own = {
+                    "crea": crea / 88.42,
+                    "temp": warm * 1.8 + 32,
+                    "sex": str(k % 2 + 1),
+                    "ward": f"{'uvw'[k % 3]} 1",
+                }
+            own["crea"] = 999 if k == 7 else own["crea"]
+            rows.append({"hospital": site, **own, "age": rng.integers(20, 90), "died": int(rng.random() < 0.4)})
+    pd.DataFrame(rows).round(3).to_csv(tmp_path / "t.csv", index=False)
+    given = ("--missing", "crea=999", "--categories", "sex", "--categories", "ward")
+    assert call(capsys, "init", tmp_path / "t.csv", "--label", "died", "--yes", *given)[0] == 0
+    sites = tmp_path / INSIDE / "sites"
+
+    file = sites / "B.yaml"
+
+    def paste(text):
+        for line in re.findall(r"(?:scale|shift|recode): \{.*?\}+(?= |\n|$)", text):
+            file.write_text(file.read_text() + line + "\n")
+
+    described = json.loads((tmp_path / INSIDE / "dataset.json").read_text())
+    asked = [part for key, value in described["options"].items() for part in ("--set", f"{key}={value}")]
+
+    def plan():
+        prints = [tmp_path / f"{site}.fp.json" for site in "ABC"]
+        for site, path in zip("ABC", prints):
+            how = ("--kind", "tabular", "--classes", "0,1", "--out", path, *asked)
+            assert call(capsys, "fingerprint", sites / f"{site}.yaml", *how)[0] == 0
+        code, out, err = call(capsys, "plan", *prints)
+        assert code == 0, err
+        return out
+
+    first = plan()
+    for said in (
+        "crea: a mean of 0.9",
+        "temp: a mean of 3",
+        'scale: {"crea": 88.42, "temp": 0.55556} and shift: {"temp": -17.7778}',
+        'recode: {"sex": {"1": "f", "2": "m"}, "ward": {"u 1": "u1", "v 1": "v1", "w 1": "w1"}}',
+    ):
+        assert said in first, first
+    assert call(capsys, "preflight", tmp_path)[1] == call(capsys, "preflight", sites)[1].replace("\n\n", "\n")
+    code, out, _ = call(capsys, "preflight", sites)
+    assert code == 0 and "half of crea are about" in out and "A, C: nothing found" in out
+    paste(out)
+    assert "nothing found" in call(capsys, "preflight", sites)[1]
+    left = plan()
+    assert "of the file of B convert: recode:" in left and "units" not in left
+    paste(left)
+    assert "are different levels" not in plan() and "convert" not in plan()
+    own = read_site_config(file)
+    task = tasks.load("tabular", None, **{**described["options"], "labels": "0,1"})
+    cells = task._columns(tmp_path / INSIDE / "B.csv", own)
+    assert SiteConfig(scale={"x": 2}, shift={"x": 1}).converted("x", ["1.5", "999", "", "a"], {"999"}) == [
+        "4", "999", "", "a",
+    ]  # fmt: skip
+    assert {*cells["sex"]} == {"f", "m"} and {*cells["ward"]} == {"u1", "v1", "w1"}
+    assert 80 < pd.to_numeric(pd.Series(cells["crea"])).median() < 100
+    assert 36 < pd.to_numeric(pd.Series(cells["temp"])).median() < 38
+    file.write_text(file.read_text().replace('"crea"', '"creatinine"'))
+    code, out, _ = call(capsys, "preflight", file)
+    assert code == 1 and "expected a column among" in out and "creatinine" in out

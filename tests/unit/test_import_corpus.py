@@ -3,10 +3,14 @@
 
 import csv
 import json
+import os
 import re
 import shlex
+import subprocess
+import sys
 from collections import defaultdict
 
+import numpy as np
 import pandas as pd
 import pytest
 
@@ -58,6 +62,9 @@ def wrong(reading, truth, root):
     lines = [*reading["notes"], *reading["suspects"]]
     found += [
         f"expected to be told {text!r}" for text in truth.get("says", ()) if not any(text in one for one in lines)
+    ]
+    found += [
+        f"expected no line with {text!r}" for text in truth.get("unsaid", ()) if any(text in one for one in lines)
     ]
     rows = sum(sum(n[split] for split in ("train", "val", "test")) for n in reading["sites"].values())
     if truth.get("rows", rows) != rows:
@@ -116,3 +123,23 @@ def test_a_situation_is_read_right_or_its_remedies_lead_there(name, tmp_path, ca
 
 def test_the_corpus_is_large():
     assert len(import_situations.ALL) >= 80
+
+
+@pytest.mark.parametrize("visits", [1, 3])
+def test_a_table_of_3000_rows_takes_at_most_two_seconds_of_one_core(visits, tmp_path):
+    rng = np.random.default_rng(0)
+    n, died = 3000, rng.random(3000) < 0.3
+    columns = {"hospital": rng.choice(["Berlin", "Hamburg", "Paris"], n), "age": rng.integers(18, 95, n)}
+    columns |= {f"lab{k}": np.round(rng.normal(50 + k, 10, n) + 2 * died, 2) for k in range(30)}
+    columns |= {f"class{k}": rng.choice([*"abcd"], n) for k in range(10)}
+    table = pd.DataFrame({"patient_id": [f"P{k // visits:05d}" for k in range(n)], **columns, "died": died.astype(int)})
+    table["hospital"] = table.groupby("patient_id")["hospital"].transform("first")
+    table.to_csv(tmp_path / "rows.csv", index=False)
+    code = "import sys, time; from fairflare.cli.main import main\ntry: main()\nfinally: "
+    code += "print(time.process_time(), *{'torch', 'sklearn', 'scipy', 'monai'} & {*sys.modules}, file=sys.stderr)"
+    command = [sys.executable, "-c", code, "init", str(tmp_path / "rows.csv"), "--yes"]
+    done = subprocess.run(
+        command, capture_output=True, text=True, check=True, env={**os.environ, "OMP_NUM_THREADS": "1"}
+    )
+    seconds, *heavy = done.stderr.split("\n")[-2].split()
+    assert (tmp_path / INSIDE / "Berlin.csv").is_file() and not heavy and float(seconds) < 2

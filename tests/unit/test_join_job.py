@@ -34,6 +34,7 @@ from fairflare.report.join import OutOfFold, answers, in_place
 from fairflare.studies import join_job
 from fairflare.studies.join import Question
 from fairflare.studies.join_job import job_of, join_by_job, sheet
+from fairflare.tasks.folds import TOO_FEW
 from own_folder import write_tables
 
 SITES = ("east", "inner", "north", "south", "west")
@@ -291,6 +292,19 @@ def test_a_hospital_that_falls_silent_is_named_and_the_others_are_answered_as_wi
     assert {**found, "refused": {}} == never and set(found["sites"]) == set(SITES) - {"north"}
     events = [entry["event"] for entry in verify(tmp_path / "lost" / "audit.jsonl")]
     assert list(dict.fromkeys(events)) == ["start", "left_out", "sum", "finish"]
+
+
+@pytest.mark.parametrize("secure", [False, True])
+def test_a_hospital_of_six_patients_stops_nobody_and_is_told_that_it_has_too_few(secure, tmp_path, monkeypatch):
+    sites = (*SITES, "six")
+    tables = write_tables(tmp_path / "data", sites, patients=110)
+    six = tables / "six.csv"
+    six.write_text("".join(six.read_text().splitlines(keepends=True)[:7]))
+    found, _ = join(job(tables, methods=("fedavg",), sites=sites, secure=secure), tmp_path / "join", monkeypatch)
+    assert found["refused"] == {"six": TOO_FEW} and found["hospitals"] == len(SITES)
+    assert secure or set(found["sites"]) == set(SITES)
+    trained = [p for p in (tmp_path / "join").glob("fold*") if "again" not in p.name]
+    assert len(trained) == 1  # it is left out before the second fold
 
 
 def test_a_hospital_that_falls_silent_in_the_sums_stops_the_join_and_it_goes_on(folder, tmp_path, monkeypatch):

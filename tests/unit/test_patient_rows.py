@@ -303,6 +303,18 @@ def test_a_model_predicts_new_tables_by_its_mapping(tmp_path, capsys, monkeypatc
     assert len(predicted) == len(whose) == 24 and set(whose["patient"]) == set(
         relational_sets.of_stays(tmp_path / "new")
     )
+    rules = yaml.safe_load(Path("m.yaml").read_text())
+    for number, (take, says) in enumerate((("first", "new: 24 cases"), ("each", "cases of 24 patients"))):
+        text = yaml.safe_dump(rules | {"patient": "stay", "index": rules["index"] | {"take": take}})
+        Path("m.yaml").write_text(text)
+        code, out, err = call(capsys, "evaluate", "run", "new", "--mapping", "m.yaml", "--out", number)
+        assert code == 0 and says in out + err, (out, err)
+        found = json.loads(Path(str(number), "evaluation.json").read_text())["sites"]["new"]["calibration"]
+        n = 24 if take == "first" else sum(len(pd.read_csv(path)) for path in Path("new").glob("*/*.csv"))
+        assert found["n"] == n and 0.4 < found["positives"] / n < 0.6
+    Path("m.yaml").write_text(yaml.safe_dump({key: one for key, one in rules.items() if key != "outcome"}))
+    code, _, err = call(capsys, "evaluate", "run", "new", "--mapping", "m.yaml", "--out", "none")
+    assert code == 2 and "outcome: expected one to evaluate against" in err
 
 
 def test_events_are_excluded_and_earlier_outcomes_named(tmp_path):

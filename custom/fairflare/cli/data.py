@@ -186,8 +186,8 @@ def preflight(
     asked["values"] = options.own_names(values, "task", "run")
     with Counter("looking at the data") as counter:
         from fairflare.cli.preflight import Question, check, leaving
+        from fairflare.data.readers.datalist import INSIDE
         from fairflare.data.readers.tables import SUFFIXES
-        from fairflare.tasks.kinds.own import INSIDE
 
         if path.suffix.lower() in SUFFIXES and (path.parent / INSIDE).is_dir():  # what `init` has made of the table
             path = path.parent

@@ -4,7 +4,8 @@
 from __future__ import annotations
 
 import shutil
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -37,6 +38,9 @@ baseline_option = click.option(
     metavar="TABLE",
     help="Of a Cox model: a hospital's patients with times and events, whose hazard makes probabilities.",
 )
+mapping_option = click.option(
+    "--mapping", type=PATH, metavar="FILE", help="The mapping of `init`, where tables have several rows a patient."
+)
 code_option = click.option("--code", type=PATH, multiple=True, metavar="FILE", help="Your own file that RUN needs.")
 SPLITS = ("all", "test", "val")
 REFIT = ("intercept", "slope")
@@ -52,12 +56,7 @@ FORMATS = ("bundle", "torchscript", "onnx", "state-dict")
 @plain_option
 @baseline_option
 @code_option
-@click.option(
-    "--mapping",
-    type=PATH,
-    metavar="FILE",
-    help="The mapping of `init`, where DIR's tables have several rows a patient.",
-)
+@mapping_option
 @click.option("--out", type=PATH, metavar="DIR", help="Where results go; RUN-predictions here by default.")
 @click.option("--force", is_flag=True, help="Replace --out if it holds earlier predictions.")
 @as_json
@@ -91,13 +90,9 @@ def predict(
     opened = with_baseline(open_model(run, **how), baseline)
     with ExitStack() as stack:
         if mapping:
-            from fairflare.import_data.patient_rows import as_table, checked
-            from fairflare.studies.run_file import read_yaml
-
             if len(inputs) > 1:
                 raise UserError(f"predict: --mapping: expected one folder or table, got {len(inputs)}")
-            rules = checked(read_yaml(mapping, "mapping"), mapping.name).model_copy(update={"outcome": None})
-            inputs = (stack.enter_context(as_table(inputs[0], rules))[0],)
+            inputs = (stack.enter_context(_by_mapping(inputs[0], mapping, labelled=False)),)
         scratch = stack.enter_context(whole_folder(folder, "predictions", force=force))
         stack.enter_context(display.busy("predicting"))
         found = predict(opened, inputs, scratch)
@@ -139,6 +134,7 @@ def predict(
 @site_files_option
 @baseline_option
 @code_option
+@mapping_option
 @click.option("--sites", default="", metavar="A,B", help="A job's sites, each with labelled data of its own.")
 @click.option("--export", "job", type=PATH, metavar="JOBDIR", help="Write the FLARE job that evaluates, and no more.")
 @run_options
@@ -156,6 +152,7 @@ def evaluate(
     site_files: Path | None,
     baseline: Path | None,
     code: tuple[Path, ...],
+    mapping: Path | None,
     sites: str,
     out: Path | None,
     env: str,
@@ -191,6 +188,7 @@ def evaluate(
     if job or env != "local":
         choices = {"name": name, "site": site, "split": not everything, "label": asked["label"]}
         choices |= {"own": own, "recalibrate": asked["recalibrate"], "baseline": baseline}
+        choices |= {"mapping": mapping}
         if given := [key for key, value in choices.items() if value]:
             raise UserError(f"--{given[0]}: is for data in this process, not for a job")
         if data is None and env == "sim":
@@ -202,18 +200,41 @@ def evaluate(
     if own and baseline:
         raise UserError("--baseline: expected no --own RUN2 beside it, whose log risks have another baseline")
     opened = with_baseline(opened, baseline)
-    found = hospitals(opened, data, name)
-    if everything:
-        refuse_trained(opened, found)
-    elif opened.whose == MIXED:
-        raise UserError("--split: expected all of new patients; a mix was trained on all that its hospitals had")
-    folder = out or run / f"{EVALUATION}{name or (next(iter(found)) if len(found) == 1 else data.resolve().name)}"
-    with whole_folder(folder, "evaluation", force=force) as scratch, display.busy("evaluating"):
+    with ExitStack() as stack:
+        if mapping:
+            data = stack.enter_context(_by_mapping(data, mapping, labelled=True))
+        found = hospitals(opened, data, name)
+        if everything:
+            refuse_trained(opened, found)
+        elif opened.whose == MIXED:
+            raise UserError("--split: expected all of new patients; a mix was trained on all that its hospitals had")
+        folder = out or run / f"{EVALUATION}{name or (next(iter(found)) if len(found) == 1 else data.resolve().name)}"
+        scratch = stack.enter_context(whole_folder(folder, "evaluation", force=force))
+        stack.enter_context(display.busy("evaluating"))
         content, remarks = evaluated(opened, found, Asked(**asked, own=other))
         results.write(content, scratch)
     for line in remarks:
         display.note(line)
     return _told(content, folder)
+
+
+@contextmanager
+def _by_mapping(data: Path, mapping: Path, *, labelled: bool) -> Iterator[Path]:
+    """Within: the path of a table with one row for each event, whose patients a reader knows where it is ``labelled``.
+
+    UserError where the mapping has no outcome, and one is needed.
+    """
+    from fairflare.data.readers.datalist import PATIENTS
+    from fairflare.import_data.patient_rows import as_table, checked
+    from fairflare.studies.run_file import read_yaml
+
+    rules = checked(read_yaml(mapping, "mapping"), mapping.name)
+    if labelled and not rules.outcome:
+        raise UserError(f"mapping {mapping.name}: outcome: expected one to evaluate against, got none")
+    if not labelled:
+        rules = rules.model_copy(update={"outcome": None})
+    with as_table(data, rules, patient=PATIENTS[0] if labelled else "") as (table, _):
+        yield table
 
 
 def _run_job(

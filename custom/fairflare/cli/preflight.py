@@ -16,8 +16,9 @@ File names hold a split and a number, nothing of the original names.
 from __future__ import annotations
 
 import shlex
+from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -39,7 +40,8 @@ from fairflare.engine.setup.plans import FORMAT, Plan, plan_for, plan_of, read_f
 from fairflare.tasks.base import Task
 from fairflare.tasks.fingerprint import Fingerprint, file_name, fingerprint
 from fairflare.tasks.kinds.own import OwnData, folder_of_lists, read_description
-from fairflare.tasks.preflight import between, numbers_of, preflight
+from fairflare.tasks.planning import conversion, converting
+from fairflare.tasks.preflight import FEW, numbers_of, preflight, spread_of
 
 CONFIGURATIONS = (".yaml", ".yml")
 """Of a folder with a configuration for each site; where there are lists or tables too, these are meant."""
@@ -82,7 +84,9 @@ def check(path: Path, asked: Question, tell: Tell = lambda part, done, total: No
         raise UserError("--site: goes with one site's configuration, not with a folder of all sites")
     files = {one.stem: one for one in path.iterdir() if one.suffix in CONFIGURATIONS}
     if files and folder_of_lists(path) == path and not any(one.suffix in LISTS for one in path.iterdir()):
-        return {site: check_site(files[site], asked, tell) for site in in_order(files)}
+        both = {site: _of_site(files[site], replace(asked, site=site), tell) for site in in_order(files)}
+        across = between({site: numbers for site, (_, numbers) in both.items()})
+        return {site: [*own, *across.get(site, ())] for site, (own, _) in both.items()}
     return _check_lists(path, asked, tell)
 
 
@@ -95,12 +99,17 @@ def named_in(path: Path) -> str:
 def check_site(path: Path, asked: Question, tell: Tell = lambda part, done, total: None) -> list[Finding]:
     """Findings on the data of the site whose configuration is ``path``, and whether its GPU holds a batch; UserError
     where the configuration or an option cannot be read."""
+    return _of_site(path, asked, tell)[0]
+
+
+def _of_site(path: Path, asked: Question, tell: Tell) -> tuple[list[Finding], dict[str, np.ndarray]]:
+    """As ``_findings``, of the site whose configuration is ``path``."""
     own = read_site_config(path)
     described = read_description(Path(own.data_root, own.datalist).parent) if own.data_root and own.datalist else {}
     built, preset = _task(asked, described)
     if not own.data_root and not getattr(built, "build_data", ""):
         raise UserError(f"site configuration {path.name}: expected data_root, got none")
-    return _findings(built, preset, asked.site or named_in(path), own, asked, tell)[0]
+    return _findings(built, preset, asked.site or named_in(path), own, asked, tell)
 
 
 def _check_lists(folder: Path, asked: Question, tell: Tell) -> dict[str, list[Finding]]:
@@ -116,6 +125,34 @@ def _check_lists(folder: Path, asked: Question, tell: Tell) -> dict[str, list[Fi
     for site in in_order(built.sites()):
         found[site], numbers[site] = _findings(built, preset, site, None, asked, tell)
     return {site: [*own, *between(numbers).get(site, ())] for site, own in found.items()}
+
+
+FAR = 3.0
+"""Robust standard deviations from which on a site's median lies far from the others'."""
+
+
+def between(numbers: Mapping[str, Mapping[str, np.ndarray]]) -> dict[str, list[Finding]]:
+    """Site -> a finding on the numbers whose median lies far from the other sites': other units, or other patients.
+
+    ``numbers`` is site -> what ``numbers_of`` finds. Where usual units explain it, the finding holds the lines of the
+    site's file that convert its numbers.
+    """
+    said: dict[str, dict[str, str]] = defaultdict(dict)
+    rules: dict[str, dict[str, Any]] = defaultdict(dict)
+    for name in dict.fromkeys(name for own in numbers.values() for name in own):
+        of_sites = {site: own[name] for site, own in numbers.items() if name in own and len(own[name]) >= FEW["train"]}
+        middles = {site: (float(np.median(values)), spread_of(values)) for site, values in of_sites.items()}
+        spread = float(np.median([one for _, one in middles.values()])) if len(of_sites) > 1 else 0.0
+        usual = sorted(middles.values())[(len(middles) - 1) // 2] if middles else (0.0, 0.0)
+        for site, own in middles.items() if spread else ():
+            if abs(own[0] - usual[0]) > FAR * spread:
+                said[site][name] = f"half of {name} are about {own[0]:.4g}, at the other sites {usual[0]:.4g}"
+                rules[site][name] = conversion(name, own, usual)
+    found = {}
+    for site, texts in said.items():
+        parts = [f"{'; '.join(texts.values())}: are the units the same?", converting(site, rules[site], {})]
+        found[site] = [Finding("warning", "far", "train", len(texts), " ".join(filter(None, parts)))]
+    return found
 
 
 def _task(asked: Question, described: Mapping[str, Any]) -> tuple[Task, str | None]:

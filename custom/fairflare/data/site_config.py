@@ -3,9 +3,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import stat
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -46,6 +48,9 @@ class SiteConfig:
         layout: of images and convolutions in memory, see ``core.execution.Execution``; all but "auto" are inexact.
         compiler: backend of ``torch.compile`` for training; all but "none" are inexact.
         weights: the file that a network's frozen body is read from, where the job does not bring it.
+        scale: column of the table -> what its numbers are multiplied by, to have the federation's unit.
+        shift: column -> what is added then.
+        recode: column -> its words -> the federation's.
         site: the site's name; the job gives it, the file does not.
     """
 
@@ -64,6 +69,9 @@ class SiteConfig:
     layout: Layout = "auto"
     compiler: Compiler = "none"
     weights: str = ""
+    scale: dict[str, float] = dataclasses.field(default_factory=dict, hash=False)
+    shift: dict[str, float] = dataclasses.field(default_factory=dict, hash=False)
+    recode: dict[str, dict[str, str]] = dataclasses.field(default_factory=dict, hash=False)
     site: str = ""
 
     def __post_init__(self) -> None:
@@ -73,6 +81,16 @@ class SiteConfig:
         expected("gpus", fits, "different numbers below 1024, as in 0,1", self.gpus)
         expected("gpus", not (numbers and self.gpu is not None), "gpu or gpus", "both")
         expected("gpus", not (numbers and self.compiler != "none"), "no compiler beside several GPUs", self.compiler)
+        expected("scale", all(self.scale.values()), "factors other than 0", self.scale)
+
+    def converted(self, name: str, cells: Sequence[str], gaps: Collection[str]) -> list[str]:
+        """The ``cells`` of a column by ``recode``, ``scale`` and ``shift``, but for ``gaps``, which stay."""
+        words, by, plus = self.recode.get(name, {}), self.scale.get(name, 1.0), self.shift.get(name, 0.0)
+        found = [words.get(cell, cell) for cell in cells]
+        for row, cell in enumerate(found if name in {*self.scale, *self.shift} else ()):
+            with contextlib.suppress(ValueError):  # a cell that is no number is the reader's
+                found[row] = cell if cell in gaps else f"{float(cell) * by + plus:.12g}"
+        return found
 
     @property
     def gpu_numbers(self) -> tuple[int, ...]:

@@ -116,6 +116,10 @@ class Sites:
         """Those of which a row has a cell."""
         return {self.names[code] for code in np.unique(self.codes[~cells.empty[cells.codes]])}
 
+    def numbered(self, cells: Cells) -> bool:
+        """Whether no two rows of a site have the same cell."""
+        return all(len(np.unique(own)) == len(own) for _, own in self.parts(cells.codes))
+
     def told_by(self, cells: Cells) -> bool:
         """Whether several sites have cells, and each the same one in all of its rows that have one."""
         filled = ~cells.empty[cells.codes]

@@ -47,6 +47,8 @@ TIMES = 8
 """Times that one site's median may be another's: months are 12 years, mg/dl 10 mg/l."""
 WITH_UNIT = re.compile(r"[<>≤≥~+−-]?\s*\d+(?:[.,'\s]\d+)*(?:\s*/\s*\d+(?:[.,]\d+)?)?\s*(?:%|[a-zA-Zµ°/²³]+)?")
 """A number with a sign, marks of thousands, a fraction or a unit."""
+INDEX = ("", "index", "unnamed0", "rowid", "row", "no", "nr", "id")
+"""Names, bare, of columns that may number the rows, as pandas writes its index."""
 OF_SPLITS = ("fold", "cvfold", "istest", "istrain", "istraining", "isval", "split", "subset", "partition")
 NONE = "none"
 """A word that is a gap among numbers, and a level among words."""
@@ -101,10 +103,8 @@ def predictors(
         if name in read.ids and name not in (*chosen.keep, *chosen.categories):
             left.setdefault("which hold ids of patients or of their stays (--keep COLUMN takes one)", []).append(name)
             continue
-        cells = read.columns[name].cells
-        known = cells.empty | ~np.isnan(cells.numbers)
-        known[~known] = [not is_missing(text) for text in cells.texts[~known]]
-        _add(found, read.columns[name], cells.where(known), of_sites, chosen, left)
+        own = read.columns[name]
+        _add(found, own, own.cells.where(own.filled | own.cells.empty), of_sites, chosen, left)
     for name in found.features:  # so that the model reads them so in another table, too
         codes = [one.removeprefix(f"{name}=") for one in chosen.missing if "=" not in one or one.startswith(f"{name}=")]
         if codes:
@@ -150,7 +150,7 @@ def _add(
     numeric = ~np.isnan(cells.numbers)
     spec: dict[str, Any] = {"kind": "number"}
     as_numbers = name not in chosen.categories and cells.share(numeric) >= MOSTLY
-    if as_numbers and _is_id(name, cells, sites):
+    if as_numbers and column.plain in INDEX and sites.numbered(cells):
         return leave("which number the rows")
     code = is_code(column) if as_numbers and name not in chosen.keep else ""
     if as_numbers and (code or _are_codes(name, cells.texts[cells.numbers == np.round(cells.numbers)], chosen)):
@@ -278,7 +278,7 @@ def unit_notes(name: str, numbers: np.ndarray, sites: Sites) -> list[str]:
         return []
     if mixed := next((text for site, part in own if (text := _two_units(part, site))), ""):
         return [f"{name}: {mixed}"]
-    low, middle, high = ([_quantile(part, q) for _, part in own] for q in (0.1, 0.5, 0.9))
+    low, middle, high = np.array([np.quantile(part, (0.1, 0.5, 0.9)) for _, part in own]).T.tolist()
     if not (max(low) > min(high) or max(middle) > TIMES * min(middle) > 0):
         return []
     least, most = (own[middle.index(end(middle))][0] for end in (min, max))
@@ -303,13 +303,6 @@ def _two_units(part: np.ndarray, site: str) -> str:
         return ""
     n = len(part) - k - 1
     return f"about {low:.4g} in {k + 1} rows of {site} and {high:.4g} in {n}, none between: two units?"
-
-
-def _quantile(values: np.ndarray, q: float) -> float:
-    """Of sorted ``values``, linear between two."""
-    place = q * (len(values) - 1)
-    low, part = values[int(place)], place % 1
-    return float(low + (values[int(place) + 1] - low) * part) if part else float(low)
 
 
 def _coded(name: str, cells: Cells, sites: Sites) -> list[str]:
@@ -341,14 +334,6 @@ def _check_units(name: str, cells: Cells, chosen: Choices) -> None:
         ways = f"{flag('leave-out', name)} leaves the column out"
         ways += "" if signed else f", {flag('missing', odd)} the cells"
         raise UserError(f"init: {name}: {text}: expected plain numbers ({ways})")
-
-
-def _is_id(name: str, cells: Cells, sites: Sites) -> bool:
-    """Whether a column numbers the rows: called an id, or empty as pandas writes its index."""
-    plain = naming.bare(name)
-    if plain not in ("", "id", "index", "unnamed0", "rowid", "row", "no", "nr") and not plain.endswith("id"):
-        return False
-    return all(len(np.unique(own)) == len(own) for _, own in sites.parts(cells.codes))
 
 
 def _alone(found: Predictors, labels: pd.Series, chosen: Choices) -> dict[str, float]:
@@ -384,8 +369,8 @@ MOST_TOGETHER, MOST_PAIRS, LEAST_CELL, MOST_ROWS = 100, 40, 20, 1000
 """Columns that are looked at together and in pairs, those first that tell most; rows of a pair's cell, in the mean;
 rows that a tree gets."""
 FOLDS, DEPTH, LEAF = 3, 8, 5
-WEIGHT = 0.01
-"""Of a column in a tree from which on it is a suspect."""
+WEIGHT, NEAR = 0.01, 0.95
+"""Of a column in a tree from which on it is a suspect; the area of a sum's fit from which on a tree is grown."""
 
 
 def _together(
@@ -438,9 +423,6 @@ def _tree(
     found: Predictors, names: Sequence[str], hits: Sequence[np.ndarray], patients: np.ndarray | None
 ) -> tuple[float, list[str]]:
     """The largest area under the curve of a small tree on rows that it has not seen, and the columns that it needs."""
-    from sklearn.model_selection import GroupKFold, StratifiedKFold, cross_val_predict
-    from sklearn.tree import DecisionTreeClassifier
-
     if len(names) < 2 or not hits:
         return 0.0, []
     columns = []
@@ -454,8 +436,13 @@ def _tree(
         kept = np.sort(np.random.default_rng(0).permutation(len(matrix))[:MOST_ROWS])
         matrix, hits = matrix[kept], [hit[kept] for hit in hits if FEWEST <= hit[kept].sum() <= MOST_ROWS - FEWEST]
         patients = None if patients is None else patients[kept]
+    if not (hits := hits and _promising(matrix, hits[:MOST_BANDS])):  # scikit-learn takes a second
+        return 0.0, []
+    from sklearn.model_selection import GroupKFold, StratifiedKFold, cross_val_predict
+    from sklearn.tree import DecisionTreeClassifier
+
     best: tuple[float, list[str]] = (0.0, [])
-    for hit in hits[:MOST_BANDS]:
+    for hit in hits:
         tree = DecisionTreeClassifier(max_depth=DEPTH, min_samples_leaf=LEAF, random_state=0)
         folds = StratifiedKFold(FOLDS, shuffle=True, random_state=0) if patients is None else GroupKFold(FOLDS)
         if patients is not None and len(np.unique(patients)) < FOLDS:
@@ -468,6 +455,16 @@ def _tree(
             order = [k for k in np.argsort(-weights, kind="stable") if weights[k] > WEIGHT][:MOST_BANDS]
             best = (area, [names[k] for k in order])
     return best
+
+
+def _promising(matrix: np.ndarray, hits: Sequence[np.ndarray]) -> list[np.ndarray]:
+    """Those of ``hits`` that ranks of the columns of ``matrix`` (N, C) and their squares come near by least squares."""
+    ranks = pd.DataFrame(matrix).rank(pct=True).to_numpy() - HALF
+    inputs = np.column_stack([np.ones(len(ranks)), ranks, ranks**2])
+    fitted = inputs @ np.linalg.lstsq(inputs, np.column_stack(hits).astype(float), rcond=None)[0]
+    rows = np.arange(len(ranks))
+    areas = [_area(own, Cells(rows, rows), [hit]) for own, hit in zip(fitted.T, hits, strict=True)]
+    return [hit for hit, area in zip(hits, areas, strict=True) if area > NEAR]
 
 
 def telling(columns: Mapping[str, Sequence[str]], labels: Sequence[str], sites: Sequence[str]) -> tuple[str, ...]:

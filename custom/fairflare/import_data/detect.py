@@ -8,12 +8,12 @@ Splits go by patient: nobody is in two, classes are spread evenly, and the same 
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
-import warnings
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -23,9 +23,9 @@ import pandas as pd
 
 from fairflare.core.errors import UserError
 from fairflare.core.validation import flag, natural, shown, some, unlisted
-from fairflare.data.readers.datalist import read_lists
+from fairflare.data.readers.datalist import DESCRIPTION, PREFIX, read_lists
 from fairflare.data.readers.formats import boxes_in, unread
-from fairflare.data.readers.geometry import is_image
+from fairflare.data.readers.geometry import form_of, is_image
 from fairflare.import_data.columns import outcome_of, telling
 from fairflare.import_data.folders import by_headers, images_in_folders, level_table, patients_of, structures_in
 from fairflare.import_data.labels import check_sites_agree, group_columns, grouped_by
@@ -46,11 +46,12 @@ from fairflare.import_data.proposal import (
 )
 from fairflare.import_data.tables import examples_in_tables, tables_in, unnamed_tables
 from fairflare.tasks.forms import FORMS
-from fairflare.tasks.kinds.own import DESCRIPTION, PREFIX
 
 PATIENTS = ("patient_id", "patient", "subject_id", "subject", "case_id", "PatientID", "patientID", "patientId")
 CHUNK = 2**12
 """Bytes that are compared, three times in a file."""
+EDGE, ALIKE, MOST_PIXELS = 16, 1.5, 10**9
+"""Of a small picture; grey levels by which two of one picture differ in the mean; pixels that are read for them."""
 UNNAMED = "{}: a table that is not read: to have it read, call it .csv and put it beside the others"
 KNOWN = ("image", "label", "frame", *PATIENTS)
 
@@ -235,19 +236,57 @@ def look(root: Path, chosen: Choices, tell: Tell = nothing) -> Proposal:
 
 
 def _copied(root: Path, found: Found) -> tuple[str, ...]:
-    """What to say where two sites have the same file, by its size and what stands at its beginning, middle and end."""
-    seen: dict[tuple[int, bytes], Example] = {}
-    twins: list[tuple[str, str]] = []
-    for one in (one for one in found.examples if one.image and len(found.sites) > 1):
-        with (root / one.image).open("rb") as file:
-            size, parts = os.fstat(file.fileno()).st_size, b""
-            for place in (0, size // 2, max(0, size - CHUNK)):
-                file.seek(place)
-                parts += file.read(CHUNK)
-        other = seen.setdefault((size, hashlib.blake2b(parts, digest_size=16).digest()), one)
-        twins += [(one.image, other.image)] if one.site != other.site else []
-    text = f"{len(twins)} images are files of another site, too, e.g. {twins[0][0]} and {twins[0][1]}" if twins else ""
-    return (text,) if twins else ()
+    """What to say where two sites, or two patients of one, have the same file or nearly the same picture."""
+    own = list({one.image: one for one in found.examples if one.image}.values())
+    first: dict[tuple[int, bytes], Example] = {}
+    pairs = {one.image: first.setdefault(_file_key(root / one.image), one) for one in own}
+    small = [(one, icon) for one, icon in zip(own, _icons([root / one.image for one in own])) if icon is not None]
+    icons = np.array([icon for _, icon in small]).reshape(len(small), EDGE**2)
+    for k, (one, icon) in enumerate(small):
+        near = np.flatnonzero(np.abs(icons[:k] - icon).mean(axis=1) < ALIKE)
+        pairs[one.image] = small[near[0]][0] if len(near) else pairs[one.image]
+    twins = [(one, other) for one in own if (other := pairs[one.image]) is not one]
+    apart = [(one, other) for one, other in twins if one.site != other.site]
+    inside = [(one, other) for one, other in twins if one.site == other.site and _are_others(one, other)]
+    way = ": leave out one of each, or name the patient (--patient LEVEL), or they may lie in two splits"
+    texts = ((apart, "files of another site, too", ""), (inside, "files or pictures of another patient, too", way))
+    return tuple(
+        f"{len(two)} images are {text}, e.g. {two[0][0].image} and {two[0][1].image}{more}"
+        for two, text, more in texts
+        if two
+    )
+
+
+def _are_others(one: Example, other: Example) -> bool:
+    """Whether nothing says that two examples are of one patient, and no list has both in one split."""
+    same = one.patient and patient_key(one.patient) == patient_key(other.patient)
+    return not same and (not one.split or one.split != other.split)
+
+
+def _file_key(path: Path) -> tuple[int, bytes]:
+    """Size, and what stands at the beginning, middle and end."""
+    with path.open("rb") as file:
+        size, parts = os.fstat(file.fileno()).st_size, b""
+        for place in (0, size // 2, max(0, size - CHUNK)):
+            file.seek(place)
+            parts += file.read(CHUNK)
+    return size, hashlib.blake2b(parts, digest_size=16).digest()
+
+
+def _icons(paths: Sequence[Path]) -> Iterator[np.ndarray | None]:
+    """Small grey pictures (``EDGE``**2,) on 0 to 255; None of other files, of what shows nothing, and of too many."""
+    from PIL import Image
+
+    left = MOST_PIXELS
+    for path in paths:
+        icon = None
+        if form_of(path) == "picture" and left > 0:
+            with contextlib.suppress(OSError, ValueError, Image.DecompressionBombError), Image.open(path) as file:
+                file.draft("L", (4 * EDGE, 4 * EDGE))  # JPEG is read at a smaller size
+                if (left := left - file.width * file.height) > 0:
+                    grey = file.convert("L").resize((EDGE, EDGE), Image.Resampling.BOX)
+                    icon = np.asarray(grey, dtype=np.float32).ravel()
+        yield icon if icon is not None and icon.std() > 2 * ALIKE else None
 
 
 def _shared_ids(found: Found) -> tuple[str, ...]:
@@ -310,7 +349,7 @@ def with_splits(found: Found, anew: bool) -> tuple[Found, tuple[str, ...]]:
             drawn.append(site)
             settled = {patient_key(one.patient): one.split for one in own if one.split in SPLITS[1:] and one.patient}
             splits = [SPLITS[0], *missing]
-            for k, split in zip(loose, _drawn(site, [own[k] for k in loose], splits, not found.form.masks)):
+            for k, split in zip(loose, _drawn([own[k] for k in loose], splits, not found.form.masks)):
                 own[k] = replace(own[k], split=settled.get(patient_key(own[k].patient), split))
         examples += own
     kept = [site for site in found.sites if site not in (*drawn, *few)]
@@ -360,40 +399,31 @@ def _check_apart(site: str, own: Sequence[Example], whence: str) -> None:
         raise UserError(f"init: {site}: {text}, --patient COLUMN or none says who they are")
 
 
-def _drawn(site: str, loose: Sequence[Example], splits: Sequence[str], labelled: bool) -> list[str]:
-    """The split of each example: folds of patients, stratified by class, are dealt to the splits by their shares."""
-    from sklearn.model_selection import StratifiedGroupKFold, StratifiedKFold
+def _drawn(loose: Sequence[Example], splits: Sequence[str], labelled: bool) -> list[str]:
+    """The split of each example: patients, stratified by class, are dealt to folds, and these to splits by shares.
 
-    if len(splits) == 1:
-        return [splits[0]] * len(loose)
-    # Examples without a patient are patients of their own; slices of one file belong together.
+    Examples without a patient are patients of their own; slices of one file belong together.
+    """
     names = [patient_key(one.patient) or f"\0{one.image or number}" for number, one in enumerate(loose)]
-    patients = np.unique(names, return_inverse=True)[1]
+    patients, labels = (pd.factorize(np.array(one, dtype=object))[0] for one in (names, [e.label for e in loose]))
     n = int(patients.max()) + 1
     if n < len(splits):  # too few to hold any back: all train
         return [splits[0]] * len(loose)
-    labels = np.unique([one.label if labelled else "" for one in loose], return_inverse=True)[1]
-    most = max(Counter(labels.tolist()).values())
-    k = max(len(splits), min(FOLDS, n, most))
-    plain = n == len(loose)  # grouping costs time that grows with the patients
-    if most < k:  # no class can be spread over the folds
-        labels = np.zeros_like(labels)
-    folds = (StratifiedKFold if plain else StratifiedGroupKFold)(k, shuffle=True, random_state=0)
-    fold_of = np.empty(len(loose), dtype=int)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # a class with fewer patients than folds: spread as far as it goes
-        for number, (_, rows) in enumerate(folds.split(labels, labels, patients)):
-            fold_of[rows] = number
-    # A fold may be empty where patients have many examples each.
-    order = [number for number in range(k) if (fold_of == number).any()]
-    if len(order) < len(splits):
-        return [splits[0]] * len(loose)
-    sizes = _sizes([SHARES[split] for split in splits], len(order))[1:]
-    where = dict.fromkeys(order, splits[0])
-    taken = iter(order)
-    for split, size in zip(splits[1:], sizes):
-        where |= {next(taken): split for _ in range(size)}
-    return [where[number] for number in fold_of.tolist()]
+    counts = np.bincount(labels) if labelled else np.array([len(labels)])
+    labels = labels if labelled else np.zeros_like(labels)
+    rarest = np.lexsort((counts[labels], patients))  # the stratum of a patient with several classes
+    strata = pd.factorize(labels[rarest[np.unique(patients[rarest], return_index=True)[1]]])[0]
+    k = max(len(splits), min(FOLDS, n, int(np.bincount(strata).max())))
+    fold_of, random, start = np.empty(n, dtype=int), np.random.RandomState(0), 0
+    for stratum in range(strata.max() + 1):
+        own = strata == stratum
+        dealt = np.sort(np.arange(start, start + own.sum()) % k)
+        random.shuffle(dealt)
+        fold_of[own], start = dealt, start + len(dealt)
+    sizes = _sizes([SHARES[split] for split in splits], k)
+    # The first folds are held back.
+    where = [*(split for split, size in zip(splits[1:], sizes[1:]) for _ in range(size)), *[splits[0]] * sizes[0]]
+    return [where[fold] for fold in fold_of[patients]]
 
 
 def _sizes(shares: Sequence[float], n: int) -> list[int]:

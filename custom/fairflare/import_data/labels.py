@@ -160,13 +160,6 @@ def says_patient(name: str) -> bool:
     return bool(PATIENT.fullmatch(name)) and not says_site(name)
 
 
-def names_patient(column: str) -> bool:
-    """Whether a column's name is that of the patient, as far as a word says it."""
-    plain_name = bare(column)
-    named = plain_name in (*WORDS["column_identifier"], *WORDS["column_patient"])
-    return named or (bool(PERSON.search(plain_name)) and not plain_name.endswith(NOT_PERSON))
-
-
 def mostly(found: Collection[bool]) -> bool:
     return bool(found) and 2 * sum(found) >= len(found)
 

@@ -21,8 +21,6 @@ from fairflare.core.validation import flag, in_order, some, unlisted
 from fairflare.data.readers.datalist import Frame
 from fairflare.data.readers.dicom import series_of
 from fairflare.data.readers.geometry import form_of, frames, geometry_of
-from fairflare.data.readers.pictures import stored
-from fairflare.data.readers.volumes import read
 from fairflare.import_data import labels as naming
 from fairflare.import_data.proposal import MOST_CLASSES, Choices, Example, Files, Found, Reading
 from fairflare.tasks.forms import FORMS, IMAGES, MASKED_IMAGES, MASKED_VOLUMES, VOLUMES
@@ -273,6 +271,8 @@ def _values(root: Path, masks: Iterable[str]) -> set[float]:
 
 def pixels(root: Path, path: str, frame: int | None = None) -> np.ndarray:
     """The stored pixels (C, H, W) of a file or one of its slices; UserError where that is no 2D image."""
+    from fairflare.data.readers.pictures import stored
+
     with _refused(path):
         return stored(root / path if frame is None else Frame(root / path, frame))
 
@@ -379,5 +379,7 @@ def as_volumes(files: Files, found: Found, kind: str) -> Found:
 
 def check_volume(root: Path, path: str) -> None:
     """Read a volume; UserError where it is none."""
+    from fairflare.data.readers.volumes import read
+
     with _refused(path):
         read(root / path)

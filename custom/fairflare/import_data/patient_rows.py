@@ -21,14 +21,15 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from fairflare.core.errors import DataError, UserError
 from fairflare.core.validation import natural, shown, some, unlisted
+from fairflare.data.readers.datalist import INSIDE
 from fairflare.data.readers.limits import LIMITS
 from fairflare.data.readers.tables import as_cell, read_columns
 from fairflare.import_data.detect import Proposal, look
-from fairflare.import_data.labels import as_iso, known_after, names_patient
+from fairflare.import_data.labels import as_iso, known_after
 from fairflare.import_data.proposal import Choices, Tell, is_missing, nothing, root_name
+from fairflare.import_data.roles import People, columns_of
 from fairflare.import_data.several_rows import FILE, HOME, proposed, set_of
 from fairflare.import_data.tables import rows_of, tables_in
-from fairflare.tasks.kinds.own import INSIDE
 
 SECONDS = {"minutes": 60.0, "hours": 3600.0, "days": 86400.0, "years": 365.25 * 86400.0}
 NUMERIC = ("min", "max", "mean", "sum")
@@ -518,12 +519,14 @@ def _numbers(texts: pd.Series) -> pd.Series:
 
 
 @contextlib.contextmanager
-def as_table(root: Path, mapping: RowMapping, tell: Tell = nothing) -> Iterator[tuple[Path, tuple[str, ...]]]:
-    """Within: the path of a CSV file of ``patient_rows``, and the notes."""
+def as_table(
+    root: Path, mapping: RowMapping, tell: Tell = nothing, patient: str = ""
+) -> Iterator[tuple[Path, tuple[str, ...]]]:
+    """Within: the path of a CSV file of ``patient_rows``, and the notes; ``patient``: what its column is called."""
     made = patient_rows(root, mapping, tell)
     with tempfile.TemporaryDirectory(prefix="fairflare_") as scratch:
         table = Path(scratch, f"{root_name(root)}.csv")
-        made.table.to_csv(table, index=False)
+        made.table.rename(columns={mapping.patient: patient or mapping.patient}).to_csv(table, index=False)
         yield table, made.notes
 
 
@@ -556,5 +559,6 @@ def propose(root: Path, chosen: Choices) -> str:
     if set_of(paths):
         return proposed(root, paths, None, "", chosen)
     table = rows_of(root, paths, chosen)
-    people = [name for name in table.columns if names_patient(name)]
-    return proposed(root, paths, table, chosen.patient or next(iter(people), ""), chosen)
+    people = People(columns_of(table, [name for name in table if not name.startswith("@")]), [""] * len(table), ())
+    people.find(chosen)
+    return proposed(root, paths, table, people.patient, chosen)

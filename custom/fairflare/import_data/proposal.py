@@ -18,12 +18,12 @@ from typing import Any
 
 from fairflare.core.errors import UserError
 from fairflare.core.validation import CONTROL, in_order, natural, shown
+from fairflare.data.readers.datalist import INSIDE
 from fairflare.data.readers.formats import unread
 from fairflare.data.readers.geometry import form_of, is_image, looks_like_image
 from fairflare.data.readers.tables import MISSING, SUFFIXES
 from fairflare.import_data.cells import Row
 from fairflare.tasks.forms import FORMS, DataForm
-from fairflare.tasks.kinds.own import INSIDE
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ The tables of a folder are read as one, with what their names and folders say of
 from __future__ import annotations
 
 import contextlib
+import math
 import re
 import unicodedata
 from collections import Counter
@@ -53,7 +54,6 @@ from fairflare.import_data.several_rows import join_advice, refuse_several
 from fairflare.import_data.times import checked_times, times_of
 from fairflare.import_data.workbooks import read_laid_out
 from fairflare.tasks.forms import FORMS
-from fairflare.tasks.own.survival import ends_of
 
 KINDS = tuple(suffix for suffix in SUFFIXES if suffix != ".txt")
 """A text beside images is seldom a table; one that is given to ``init`` is read."""
@@ -166,6 +166,8 @@ COPIES, UNIQUE, FEW_VALUES, COMPARED = 0.05, 0.9, 10, 60
 """Shares of rows that may be exact copies of others, and of different cells from which on ids number rows; different
 cells that some column must have more of; columns that are compared, those of most different cells."""
 HALF = 0.5
+MOST_ODD, CHANCE = 2, 0.1
+"""Cells in which copies may differ; share of the copies that may be such by chance."""
 ROWS, LEAST = 50, 5
 """Rows that are looked at for a first one that holds units, and the fewest of them."""
 LIKELY = 3
@@ -495,29 +497,48 @@ def _of_patients(cells: pd.Series) -> list[str]:
     return ["" if empty else cell for cell, empty in zip(cells, blank, strict=True)]
 
 
-def _check_copies(table: pd.DataFrame, role: _Roles, chosen: Choices) -> None:
-    """Refuse tables in which many rows stand twice: a copy in training and one in testing make any model look good.
+def _copies(table: pd.DataFrame, role: _Roles, chosen: Choices) -> tuple[str, ...]:
+    """A note on rows that stand twice but for a cell or two; many make any model look good, and are refused.
 
-    Ids are not compared: copies may have been numbered anew.
+    Ids are not compared: copies may have been numbered anew. A known patient's rows may be alike.
     """
-    if chosen.patient:
-        return
     people = role.people
     ids = {name for name, one in people.columns.items() if one.is_id and one.different > UNIQUE * one.rows}
-    free = [one for name, one in people.columns.items() if name not in people.ids | ids | {people.patient}]
+    free = [one for name, one in people.columns.items() if name not in people.ids | ids | {people.patient, role.split}]
     held = [one.cells.codes for one in sorted(free, key=lambda one: -one.different)[:COMPARED]]
     if not held or max(len(np.unique(codes)) for codes in held) <= FEW_VALUES:
-        return
-    rows = pd.DataFrame(dict(enumerate(held))).assign(site=role.sites)
-    again = rows.duplicated()
-    if people.patient:  # a person's rows may be alike
-        known = people.groups(people.columns[people.patient])
-        again = rows.duplicated() & ~rows.assign(patient=known).duplicated()
-    if again.sum() <= COPIES * len(table) or not any(len(np.unique(codes)) > HALF * (~again).sum() for codes in held):
-        return
-    text = f"{int(again.sum())} of {len(table)} rows are exact copies of others"
-    ways = f"(--patient COLUMN), or say that they are other patients ({flag('patient', 'none')})"
-    raise UserError(f"init: {text}: leave them out, or name the column that keeps copies together {ways}")
+        return ()
+    codes = np.column_stack(held)
+    whose = people.groups(people.columns[people.patient]) if people.patient else np.arange(len(table))
+    twins = _pairs(codes, people.sites)
+    twins = twins[whose[twins[:, 0]] != whose[twins[:, 1]]]
+    odd = (codes[twins[:, 0]] != codes[twins[:, 1]]).sum(axis=1)
+    exact, near = (np.unique(twins[one, 1]) for one in (odd == 0, odd <= MOST_ODD))
+    # By chance two rows agree in all columns but the two that tell most with this probability.
+    agree = np.sort([(np.bincount(one) / len(one)) @ (np.bincount(one) / len(one)) for one in held])[MOST_ODD:]
+    by_chance = len(table) ** 2 / 2 * math.comb(len(held), MOST_ODD) * np.prod(agree)
+    near = near if len(agree) and by_chance < CHANCE * len(near) else exact
+    ways = f"({flag('patient', 'COLUMN')}), or say that they are other patients ({flag('patient', 'none')})"
+    rest = len(table) - len(exact)
+    if not chosen.patient and len(exact) > COPIES * len(table) and codes.max() > HALF * rest:
+        text = f"{len(exact)} of {len(table)} rows are exact copies of others"
+        raise UserError(f"init: {text}: leave them out, or name the column that keeps copies together {ways}")
+    if not chosen.patient and len(near) > COPIES * len(table) and len(near) > len(exact):
+        text = f"{len(near)} of {len(table)} rows are copies of others but for {MOST_ODD} cells or fewer"
+        raise UserError(f"init: {text}: leave them out, or name the column that keeps copies together {ways}")
+    text = f"{len(near)} rows are copies of others but for {MOST_ODD} cells or fewer, and may be of the same patients"
+    return (f"{text}, who may lie in two splits",) if len(near) > len(exact) else ()
+
+
+def _pairs(codes: np.ndarray, sites: np.ndarray) -> np.ndarray:
+    """int (P, 2): pairs of rows of one site that agree in all columns (N, C) of a third of them."""
+    found = []
+    for part in range(MOST_ODD + 1):  # in which two rows with two cells that differ are the same
+        keys = pd.util.hash_pandas_object(pd.DataFrame(codes[:, part :: MOST_ODD + 1]).assign(site=sites), index=False)
+        order = np.argsort(keys.to_numpy(), kind="stable")
+        same = np.diff(keys.to_numpy()[order].astype(np.int64)) == 0
+        found.append(np.column_stack((order[:-1], order[1:]))[same])
+    return np.unique(np.concatenate(found), axis=0)
 
 
 def _folder_of_patients(table: pd.DataFrame) -> str:
@@ -549,14 +570,14 @@ def _rows(files: Files, table: pd.DataFrame, columns: Sequence[str], chosen: Cho
     said = replace(chosen, label=chosen.label or label)
     role = _roles(kept, columns, said, lambda site: _sites(files, kept, site, chosen))
     sites = role.sites
-    _check_copies(kept, role, chosen)
+    copies = _copies(kept, role, chosen)
     exposure, spent = _exposure(kept, columns, chosen, outcome)
     taken = [*(several or [label]), *spent, *role.taken]
     groups = group_columns(kept[list(columns)], taken, chosen.groups)
     found = read.predictors(kept[list(columns)], outcome.of_levels, taken, pd.Series(sites), chosen, role.people)
     told = {name: ["" if row[name] is None else str(row[name]) for row in outcome.told] for name in several}
     cells = {**found.cells, **{name: Cells.of(column) for name, column in {**spent, **told}.items()}}
-    notes = (*_left_out(label, missing), *outcome.notes, *_of_amounts(outcome, label, sites, chosen))
+    notes = (*_left_out(label, missing), *copies, *outcome.notes, *_of_amounts(outcome, label, sites, chosen))
     options = {"label": "" if several else label, **exposure, **outcome.options}
     layout = f"tables with column {', '.join(several) or label}"
     made = Found(outcome.kind, layout, [], outcome.classes, options, notes=notes)
@@ -636,12 +657,14 @@ def _times(files: Files, table: pd.DataFrame, columns: Sequence[str], chosen: Ch
     kept = timed.reset_index(drop=True)
     if missing.any():
         role = _roles(kept, columns, said, lambda site: _sites(files, kept, site, chosen))
+    from fairflare.tasks.own.survival import ends_of
+
     longest = pd.to_numeric(kept[time]).max()
     if (end := max(ends_of(chosen.horizons, 1))) > longest * (1 + 1e-6):  # horizons are float32
         text = f"expected times until which somebody is observed, in the unit of {time}: {longest:g} at most"
         raise UserError(f"--horizons: {text}, got {end:g}")
     sites = role.sites
-    _check_copies(kept, role, chosen)
+    copies = _copies(kept, role, chosen)
     spent = [chosen.since] if dated and chosen.since else []
     taken = [event, *names, *spent, *role.taken]
     groups = group_columns(kept[list(columns)], taken, chosen.groups)
@@ -651,7 +674,7 @@ def _times(files: Files, table: pd.DataFrame, columns: Sequence[str], chosen: Ch
     values = f" ({some(chosen.event_value, 4)} in {event})" if chosen.event_value not in ((), ("1",)) else ""
     units = read.checked_numbers(time, pd.to_numeric(kept[time]).to_numpy(dtype=float), Sites.of(sites), chosen)
     asked = f"{happened}{values}; survival until {chosen.horizons} is asked for"
-    notes = (*_left_out(event, pd.Series(missing)), asked, *units)
+    notes = (*_left_out(event, pd.Series(missing)), *copies, asked, *units)
     options = {"label": event, "time": time, "horizons": chosen.horizons}
     made = Found("survival", f"tables with times ({time}) and events ({event})", [], (), options, notes=notes)
     return _with_rows(made, kept, role, groups, found, kept[event], found.cells)

@@ -14,7 +14,6 @@ from fairflare.core.errors import UserError
 from fairflare.core.validation import flag, in_order, shown, some
 from fairflare.import_data import labels as naming
 from fairflare.import_data.proposal import Choices, Reading, is_missing
-from fairflare.tasks.own.survival import ends_of
 
 NAMED = re.compile(
     r"(^|_)(days?|time|months?|years?|weeks?)_(to|until|till)_(?!hospital)|"
@@ -59,6 +58,8 @@ def times_of(table: pd.DataFrame, columns: Sequence[str], chosen: Choices, label
         if name not in columns:
             got = shown(name) if name else "none"
             raise UserError(f"{asked}: expected a column among {some(columns, 12)}, got {got}")
+    from fairflare.tasks.own.survival import ends_of
+
     if not chosen.horizons:
         text = "expected the times until which survival is asked for, as 365 or 30,90,365, in the unit of"
         raise UserError(f"--horizons: {text} {chosen.time}, got none")

@@ -93,7 +93,9 @@ def _skips(path: Path, layout: Layout, chosen: Choices, notes: list[str]) -> boo
     """Whether hidden rows and columns are left out: asks."""
     if not (layout.rows or layout.columns):
         return False
-    names = [_letters(k) for k in sorted(layout.columns)]
+    from openpyxl.utils import get_column_letter
+
+    names = [get_column_letter(k + 1) for k in sorted(layout.columns)]
     parts = [f"{len(layout.rows)} rows"] * bool(layout.rows) + [f"columns {some(names, 6)}"] * bool(names)
     what = f"{path.name}: {' and '.join(parts)} are hidden"
     ways = [Reading("they count", "--hidden read"), Reading("they do not", "--hidden skip")]
@@ -102,17 +104,10 @@ def _skips(path: Path, layout: Layout, chosen: Choices, notes: list[str]) -> boo
     return skips
 
 
-def _letters(column: int) -> str:
-    text, column = "", column + 1
-    while column:
-        column, rest = divmod(column - 1, 26)
-        text = chr(65 + rest) + text
-    return text
-
-
 def _layout(path: Path, name: str) -> Layout:
     """Of the sheet ``name``, or the only one with cells, whose part is searched as text: the reader unpacks it, too."""
     from openpyxl import load_workbook
+    from openpyxl.utils import column_index_from_string as place
 
     try:
         with zipfile.ZipFile(path) as parts:
@@ -135,20 +130,13 @@ def _layout(path: Path, name: str) -> Layout:
     for k, (left, top, right, bottom) in enumerate(MERGED.findall(text)):
         if k >= MOST_MERGED:
             raise DataError("unreadable", f"table {path.name}: expected at most {MOST_MERGED:,} merged cells, got more")
-        merged.setdefault(int(top), []).append((int(bottom), _number(left), _number(right)))
+        merged.setdefault(int(top), []).append((int(bottom), *(place(end.decode()) - 1 for end in (left, right))))
     columns: set[int] = set()
     for one in HIDDEN_COLUMN.findall(text):
         ends = {key: int(value) for key, value in ENDS.findall(one)}
         columns |= {*range(ends.get(b"min", 1) - 1, min(ends.get(b"max", 0), LAST_COLUMN))}
     columns = columns if max(columns, default=0) < LAST_COLUMN - 1 else set()  # all to the right of the table
     return Layout(merged, frozenset(map(int, HIDDEN_ROW.findall(text))), frozenset(columns))
-
-
-def _number(letters: bytes) -> int:
-    number = 0
-    for letter in letters:
-        number = number * 26 + letter - 64
-    return number - 1
 
 
 def _filled(rows: Rows, layout: Layout, head: int) -> Iterator[tuple[str, list[str]]]:

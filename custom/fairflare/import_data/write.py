@@ -31,15 +31,12 @@ import pandas as pd
 
 from fairflare.core.errors import DataError, UserError
 from fairflare.core.validation import flag, in_order, shown, some
-from fairflare.data.readers.datalist import Frame
-from fairflare.data.readers.pictures import Reader
+from fairflare.data.readers.datalist import DESCRIPTION, INSIDE, PATIENTS, Frame
 from fairflare.data.readers.tables import as_cell
 from fairflare.import_data.detect import Proposal, look
 from fairflare.import_data.labels import AGE, BAND, bare
 from fairflare.import_data.proposal import SPLITS, Choices, Example, Found, check_sites, check_texts
 from fairflare.tasks.forms import IMAGE_AMOUNTS
-from fairflare.tasks.kinds.own import DESCRIPTION, INSIDE, mark_of
-from fairflare.tasks.preflight import PATIENT
 
 EDGE = 96
 MOST_ROWS = 200
@@ -84,6 +81,8 @@ def _row(one: Example) -> str:
 
 def _picture(root: Path, one: Example, window: str) -> str:
     from PIL import Image
+
+    from fairflare.data.readers.pictures import Reader
 
     source = root / one.image if one.frame is None else Frame(root / one.image, one.frame)
     try:
@@ -140,12 +139,17 @@ def description(root: Path, found: Found, links: bool) -> dict[str, Any]:
     options = dict(found.options)
     if groups:
         options["attribute_values"] = "; ".join(f"{name}={'|'.join(values)}" for name, values in groups.items())
+    allowed = {}
+    if links:
+        from fairflare.tasks.kinds.own import mark_of
+
+        allowed = {"links": mark_of(root)}
     return {
         "kind": found.kind,
         "classes": list(found.classes),
         "options": options,
         "root": "..",
-        **({"links": mark_of(root)} if links else {}),
+        **allowed,
         "source": f"{found.layout}; written by fairflare init",
         "sites": {site: {"kind": "own data", **sizes(found, site)} for site in found.sites},
         "run": f"fairflare run METHOD {flag('data', root.name)}",
@@ -175,7 +179,7 @@ def _list(found: Found, site: str) -> str:
 
 def _entry(found: Found, one: Example, kept: set[str]) -> dict[str, Any]:
     about = {name: value for name, value in one.about.items() if name in kept}
-    patient = {PATIENT: one.patient} if one.patient else {}
+    patient = {PATIENTS[0]: one.patient} if one.patient else {}
     frame = {} if one.frame is None else {"frame": one.frame}
     return {"image": one.image, "label": _label(found, one), **frame, **about, **patient}
 

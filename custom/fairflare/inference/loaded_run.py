@@ -21,7 +21,7 @@ from fairflare.core.errors import UserError
 from fairflare.core.types import StateDict
 from fairflare.core.validation import SITE, expected, in_order, shown
 from fairflare.data.inputs import Scaling
-from fairflare.data.readers.datalist import read_lists
+from fairflare.data.readers.datalist import PREFIX, read_lists
 from fairflare.data.site_config import SiteConfig, read_site_config
 from fairflare.data.tensors import LABEL
 from fairflare.engine.after.base import AfterStep, Fit, Shape, fit_of
@@ -41,7 +41,7 @@ from fairflare.report.write import verified_run
 from fairflare.tasks.base import Task
 from fairflare.tasks.forms import FORMS, IMAGES, VOLUMES
 from fairflare.tasks.kind import TaskKind
-from fairflare.tasks.kinds.own import PREFIX, folder_of_lists, read_description, root_of, sites_in
+from fairflare.tasks.kinds.own import folder_of_lists, read_description, root_of, sites_in
 from fairflare.tasks.own.tabular import Tabular
 
 HALF = 0.5

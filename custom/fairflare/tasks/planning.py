@@ -7,10 +7,12 @@ Every number here was chosen on embedded tasks written out as a user's folders, 
 
 from __future__ import annotations
 
+import json
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from statistics import fmean, median
+from statistics import fmean, median, median_low
 from typing import Any
 
 import numpy as np
@@ -45,6 +47,8 @@ FINEST, COARSER = 1.0, 1.15
 """Edge of a voxel in mm that is no further reduced, and the factor by which all three grow until volumes fit."""
 TIMES, MIDDLE = 5.0, 1.2816
 """How many times larger mean and spread are in other units; standard deviations of half of a normal's middle 80 %."""
+MOST_CODES = 10
+"""Levels of a column that may be codes of another one's."""
 SPACINGS = 1.5
 """How many times coarser one site's pixels may be than another's before the plan says so."""
 
@@ -160,8 +164,71 @@ def _units(name: str, known: Mapping[str, tuple[float, ...]]) -> list[str]:
     return [f"{name}: {text}: are the units the same?"]
 
 
+FAHRENHEIT = (1.8, 32.0)
+USUAL = (7, 10, 12, 24, 30.44, 60, 100, 365.25, 1000, 1e6)
+"""Factors between prefixes of units, and between units of time."""
+UNITS: Mapping[str, tuple[float, ...]] = {
+    r"crea|krea": (88.42,),
+    r"gluc|gluk": (18.02,),
+    r"chol|[lh]dl": (38.67,),
+    r"trig": (88.57,),
+    r"bili": (17.1,),
+    r"urea|bun|harn": (0.357, 0.1665),
+    r"h(a?e|\u00e4)mogl|hb$|hgb": (10, 0.6206),
+    r"calc|kalz": (0.2495,),
+    r"weight|gewicht": (0.4536,),
+    r"height|gr(oe|\u00f6)": (2.54, 100),
+    r"press|druck|bp$|pa?[co]+2": (0.1333,),
+}
+"""What a column's name holds, in small letters -> factors: mg/dl to umol/l or mmol/l, g/dl to g/l or mmol/l, lb to kg,
+inches or m to cm, mmHg to kPa."""
+NEAR = math.log(1.25), math.log(2.0)
+"""How far mean and spread may be from the others' once they are converted."""
+
+
+def conversion(name: str, own: Sequence[float], others: Sequence[float]) -> tuple[float, float] | None:
+    """What a site's numbers are multiplied by, and what is added then, to have the others' unit; None: nothing usual.
+
+    ``own`` and ``others`` are a middle and a spread. Factors that the column's ``name`` suggests come first.
+    """
+    far: dict[tuple[float, float], float] = {}
+    named = [factors for words, factors in UNITS.items() if re.search(words, name.lower())]
+    for factors in (*named, USUAL) if min(*own, *others) > 0 else ():
+        rules = [(by, 0.0) for factor in factors for by in (factor, 1 / factor)]
+        if "temp" in name.lower():
+            rules = [FAHRENHEIT, (1 / FAHRENHEIT[0], -FAHRENHEIT[1] / FAHRENHEIT[0])]
+        far = far or _near(rules, own, others)
+    return min(far, key=far.__getitem__) if far else None
+
+
+def _near(
+    rules: Sequence[tuple[float, float]], own: Sequence[float], others: Sequence[float]
+) -> dict[tuple[float, float], float]:
+    """Those of ``rules`` that bring mean and spread near the others', and how far they then are."""
+    far = {}
+    for by, plus in rules:
+        parts = [(own[0] * by + plus) / others[0], own[1] * by / others[1]]
+        if min(parts) > 0 and all(abs(math.log(p)) < near for p, near in zip(parts, NEAR)):
+            far[by, plus] = abs(math.log(parts[0]))
+    return far
+
+
+def converting(site: str, rules: Mapping[str, tuple[float, float] | None], words: Mapping[str, Any]) -> str:
+    """The lines of the file of ``site`` by which its columns get the others' units and words; "" where there are none.
+
+    ``rules`` and ``words`` are of columns: as ``conversion`` says, and word -> the others'.
+    """
+    found = {"scale": {name: float(f"{rule[0]:.5g}") for name, rule in rules.items() if rule}}
+    found["shift"] = {name: round(rule[1], 4) for name, rule in rules.items() if rule and rule[1]}
+    lines = [f"{key}: {json.dumps(one)}" for key, one in found.items() if one]
+    lines += [f"recode: {json.dumps(words, ensure_ascii=False)}"] if words else []
+    return f"If these are not the same, lines of the file of {site} convert: {' and '.join(lines)}" if lines else ""
+
+
 def _of_tables(tables: Mapping[str, TableFingerprint]) -> list[str]:
     found: list[str] = []
+    rules: dict[str, dict[str, Any]] = {site: {} for site in tables}
+    words: dict[str, dict[str, Any]] = {site: {} for site in tables}
     one = next(iter(tables.values()), TableFingerprint(()))
     scaled = [feature.column for feature in features_of(one.features, one.columns)[0]]
     untold = [name for name in scaled if not any(name in table.numbers for table in tables.values())]
@@ -172,7 +239,12 @@ def _of_tables(tables: Mapping[str, TableFingerprint]) -> list[str]:
         found.append(f"{some(silent)}: no mean or spread leaves, so the scaling is that of the other sites")
     for name in scaled:
         known = {site: table.numbers[name][1:] for site, table in tables.items() if name in table.numbers}
-        found += _units(name, known)
+        found += (said := _units(name, known))
+        usual = median_low(mean for mean, _ in known.values()) if said else 0.0
+        others = next((own for own in known.values() if own[0] == usual), None)
+        for site, own in known.items():
+            if others and other_units(*sorted((own, others))):
+                rules[site][name] = conversion(name, own, others)
     for name in one.levels:
         alike: dict[str, list[str]] = {}
         for level in in_order({level for table in tables.values() for level in table.levels.get(name, ())}):
@@ -180,6 +252,21 @@ def _of_tables(tables: Mapping[str, TableFingerprint]) -> list[str]:
         twins = [" and ".join(map(shown, group)) for group in alike.values() if len(group) > 1]
         if twins:
             found.append(f"column {name}: {some(twins, 3)} are different levels")
+        levels = {site: table.levels[name] for site, table in tables.items() if table.levels.get(name)}
+        for site, pairs in _of_codes(levels).items():
+            words[site][name] = pairs
+            found.append(f"column {name}: {some([*pairs], 3)} at {site} and {some([*pairs.values()], 3)} elsewhere")
+    return [*found, *filter(None, (converting(site, rules[site], words[site]) for site in tables))]
+
+
+def _of_codes(levels: Mapping[str, Sequence[str]]) -> dict[str, dict[str, str]]:
+    """Site -> its level -> that of most sites, where it has as many and none of theirs: by spelling, or in order."""
+    usual = max(levels.values(), key=lambda one: sum(bool({*one} & {*other}) for other in levels.values()), default=())
+    known, found = {"".join(one.lower().split()): one for one in usual}, {}
+    for site, own in levels.items():
+        if not {*own} & {*usual} and len(own) == len(usual) <= MOST_CODES:
+            alike = {one: known.get("".join(one.lower().split()), "") for one in own}
+            found[site] = alike if all(alike.values()) else dict(zip(in_order(own), in_order(usual), strict=True))
     return found
 
 

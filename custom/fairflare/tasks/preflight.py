@@ -34,8 +34,8 @@ FULL = 0.8
 """Share of the images above which, on average, a structure's masks may be inverted: anatomy leaves more around it."""
 COPIES, HALF = 0.05, 0.5
 """Shares of a split's rows from which on copies, and unknown values of a category, are said."""
-FAR, FAR_IN_LOGS, FAR_BETWEEN, LEAST_IN_LOGS = 100.0, 10.0, 3.0, 2.0
-"""Robust standard deviations from which on a number, its logarithm, or a site's median lies far outside; logarithms
+FAR, FAR_IN_LOGS, LEAST_IN_LOGS = 100.0, 10.0, 2.0
+"""Robust standard deviations from which on a number, or its logarithm, lies far outside; logarithms
 above it by less (a factor of 7) never do."""
 ROUNDING = 1e-6
 FEWEST = (
@@ -258,24 +258,6 @@ def _of_numbers(data: TensorData, task: Task) -> Iterator[Finding]:
         if n := int((far := far_outside(values)).sum()):
             text = f"{name}: {n} numbers lie far outside, such as {values[far][0]:.6g} where half are about "
             yield Finding("warning", "far", "train", n, f"{text}{np.median(values):.4g}: are they right?")
-
-
-def between(numbers: Mapping[str, Mapping[str, np.ndarray]]) -> dict[str, list[Finding]]:
-    """Site -> a finding for each number whose median lies far from the other sites': another unit, or other patients.
-
-    ``numbers`` is site -> what ``numbers_of`` finds.
-    """
-    found: dict[str, list[Finding]] = defaultdict(list)
-    for name in dict.fromkeys(name for own in numbers.values() for name in own):
-        of_sites = {site: own[name] for site, own in numbers.items() if name in own and len(own[name]) >= FEW["train"]}
-        middles = {site: float(np.median(values)) for site, values in of_sites.items()}
-        spread = float(np.median([spread_of(values) for values in of_sites.values()])) if len(of_sites) > 1 else 0.0
-        for site, middle in middles.items() if spread else ():
-            others = float(np.median([other for key, other in middles.items() if key != site]))
-            if abs(middle - others) > FAR_BETWEEN * spread:
-                text = f"{name}: half of the numbers are about {middle:.4g}, at the other sites {others:.4g}"
-                found[site].append(Finding("warning", "far", "train", 1, f"{text}: are the units the same?"))
-    return found
 
 
 def without_events(split: str, targets: Tensor) -> Iterator[Finding]:

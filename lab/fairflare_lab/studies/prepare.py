@@ -20,12 +20,11 @@ from torch import Tensor
 
 from fairflare.cli.preflight import Tell
 from fairflare.core.errors import UserError
-from fairflare.data.readers.datalist import SPLITS, Item
+from fairflare.data.readers.datalist import DESCRIPTION, SPLITS, Item
 from fairflare.engine.setup import tasks
 from fairflare.inference.atomic_output import replaced
 from fairflare.studies.runs import as_before
 from fairflare.tasks.base import expect
-from fairflare.tasks.kinds.own import DESCRIPTION
 from fairflare.tasks.kinds.own_images import SHARED
 from fairflare.tasks.preflight import PATIENT
 from fairflare_lab.datasets.on_disk import ImagesOnDisk

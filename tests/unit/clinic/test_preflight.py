@@ -10,14 +10,14 @@ from PIL import Image
 
 from fairflare.cli import console
 from fairflare.cli.main import main
-from fairflare.cli.preflight import Question, check, check_site
+from fairflare.cli.preflight import Question, between, check, check_site
 from fairflare.core.errors import DataError, UserError
 from fairflare.core.findings import CODES, Finding, accepted_codes, merged
 from fairflare.data.readers.datalist import Frame, Item, read_datalist
 from fairflare.data.readers.pictures import Reader
 from fairflare.engine.audit import verify
 from fairflare.engine.setup import tasks
-from fairflare.tasks.preflight import between, far_outside
+from fairflare.tasks.preflight import far_outside
 from own_folder import write_images
 
 

@@ -39,6 +39,12 @@ FRAME = "frame"
 """Key of an entry that names one slice of a file of several."""
 DECATHLON_TESTS = "test"
 """What the Decathlon calls its list of test images."""
+PREFIX = "client_"
+"""Datalists are often called client_<SITE>.json."""
+DESCRIPTION = "dataset"
+"""``dataset.json`` in a folder of datalists says what they are of; see ``prepare``."""
+INSIDE = "fairflare"
+"""The folder that ``fairflare init`` writes its lists to, inside the folder of the data that they are of."""
 
 
 @dataclass(frozen=True)

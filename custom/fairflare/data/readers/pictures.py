@@ -18,7 +18,7 @@ from fairflare.data.readers import dicom, nifti
 from fairflare.data.readers.datalist import Frame, Item, Source, file_of
 from fairflare.data.readers.geometry import Geometry, form_of, frames, geometry_of
 from fairflare.data.readers.limits import check
-from fairflare.data.readers.stored import HIGH, LOW, Stored, finite, structure_masks, unreadable
+from fairflare.data.readers.stored import HIGH, LOW, Stored, finite, unreadable
 
 COLOUR = 0.02
 """Difference of channels on [0, 1] from which an image has colours; JPEG leaves less in a grey one."""
@@ -247,3 +247,18 @@ def _mask_of(image: Source, label: Path | np.ndarray) -> Source:
 
 def name_of(source: Source) -> str:
     return "an image in memory" if isinstance(source, np.ndarray) else source.name
+
+
+def structure_masks(
+    pixels: np.ndarray, values: Mapping[str, Sequence[int]], background: Sequence[int], name: str
+) -> Tensor:
+    """float32 (structures, ...) of 0 and 1: where the values of a mask, ``name`` of a file, are each structure's.
+
+    DataError "mask_values": a value is neither a structure's nor the background's.
+    """
+    known = {*background, *(v for group in values.values() for v in group)}
+    strange = sorted({float(v) for v in np.unique(pixels)} - known)
+    if strange:
+        shown = ", ".join(f"{v:g}" for v in strange[:5])
+        raise DataError("mask_values", f"mask {name}: expected pixel values {sorted(known)}, got {shown}")
+    return torch.stack([torch.from_numpy(np.isin(pixels, group)).float() for group in values.values()])

@@ -4,14 +4,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from fairflare.core.errors import DataError, UserError
 
@@ -86,21 +84,6 @@ def in_words(window: str) -> str:
     others = f"values between each image's percentiles {LOW:g} and {HIGH:g} {begin}"
     low, high = HOUNSFIELD
     return others if window else f"{others}; Hounsfield units those from {low:g} to {high:g}"
-
-
-def structure_masks(
-    pixels: np.ndarray, values: Mapping[str, Sequence[int]], background: Sequence[int], name: str
-) -> Tensor:
-    """float32 (structures, ...) of 0 and 1: where the values of a mask, ``name`` of a file, are each structure's.
-
-    DataError "mask_values": a value is neither a structure's nor the background's.
-    """
-    known = {*background, *(v for group in values.values() for v in group)}
-    strange = sorted({float(v) for v in np.unique(pixels)} - known)
-    if strange:
-        shown = ", ".join(f"{v:g}" for v in strange[:5])
-        raise DataError("mask_values", f"mask {name}: expected pixel values {sorted(known)}, got {shown}")
-    return torch.stack([torch.from_numpy(np.isin(pixels, group)).float() for group in values.values()])
 
 
 class WrongHeaderError(ValueError):

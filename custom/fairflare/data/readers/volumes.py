@@ -25,8 +25,8 @@ from fairflare.data.readers import dicom, nifti
 from fairflare.data.readers.datalist import Frame, Item, Source
 from fairflare.data.readers.geometry import form_of, geometry_of
 from fairflare.data.readers.limits import check
-from fairflare.data.readers.pictures import POINTS, Looked, is_measured, name_of
-from fairflare.data.readers.stored import Stored, finite, guarded, structure_masks
+from fairflare.data.readers.pictures import POINTS, Looked, is_measured, name_of, structure_masks
+from fairflare.data.readers.stored import Stored, finite, guarded
 from fairflare.data.tensors import TensorData, as_float, batches_of, normalised
 
 SHORTEST, LONGEST = 0.01, 100.0

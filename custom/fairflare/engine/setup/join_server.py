@@ -31,6 +31,7 @@ from fairflare.engine.setup.run_config import RunConfig
 from fairflare.functional.exchange import FIRST, PLACES, SECOND, Known, Row, Told, added
 from fairflare.privacy.identity import Credentials
 from fairflare.privacy.secure_sums import combine
+from fairflare.tasks.folds import TOO_FEW
 
 RESULT = "join.json"
 ATTEMPTS = 2
@@ -39,7 +40,7 @@ NOT_TESTED = "took no part: too few patients, or nearly the same were asked abou
 
 
 class Dropped(Exception):
-    """Hospitals have fallen silent: ``args[0]`` is hospital -> where."""
+    """Hospitals are silent, or have too few patients: ``args[0]`` is hospital -> where, or why."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -125,6 +126,8 @@ class Join:
                 silent = {} if _is_complete(place) and not turn else self._fold(run, place, transport)
                 if not (silent := silent or _silent(place, among)):
                     break
+                if small := _small(place):
+                    raise Dropped(small)
             else:
                 fold = "training with all" if run.fold == ON_ALL else f"fold {number} of deal {deal}"
                 where = f"fell silent in {fold} ({label})"
@@ -244,6 +247,12 @@ def _silent(place: Path, among: frozenset[str]) -> list[str]:
             there = set(entry.get("sites", among))
             return sorted(among & {*entry["rejected"], *(among - there)})
     return []
+
+
+def _small(place: Path) -> dict[str, str]:
+    """The hospitals that a fold's preflight has left out, and why."""
+    rejected = AuditLog(place / AUDIT).first.get("rejected", {})
+    return {site: TOO_FEW for site, one in rejected.items() if one["code"] == "preflight"}
 
 
 def _words(out: Mapping[str, str]) -> str:

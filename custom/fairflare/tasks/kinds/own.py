@@ -21,22 +21,16 @@ from torch import Tensor
 from fairflare.core.errors import DataError, FairFlareError, UserError
 from fairflare.core.user_code import check_name, load_object
 from fairflare.core.validation import Names
-from fairflare.data.readers.datalist import PATIENTS, patients_of
+from fairflare.data.readers.datalist import DESCRIPTION, INSIDE, PATIENTS, PREFIX, patients_of
 from fairflare.data.readers.files import FileSplit
 from fairflare.data.site_config import SiteConfig
 from fairflare.data.tensors import TensorData
 from fairflare.tasks.base import Task, expect, expect_choices
 from fairflare.tasks.kinds.classes import GRADES
 
-PREFIX = "client_"
-"""Datalists are often called client_<SITE>.json."""
 MOST_CLASSES = 1000
 PATIENT = re.compile(r"((patient|subject|case)[ _-]?)?(id|name)|patient|subject|mrn", re.IGNORECASE)
 """Columns that name patients: one as a feature or a group of its own would tell whether a certain person is there."""
-DESCRIPTION = "dataset"
-"""``dataset.json`` in a folder of datalists says what they are of; see ``prepare``."""
-INSIDE = "fairflare"
-"""The folder that ``fairflare init`` writes its lists to, inside the folder of the data that they are of."""
 
 
 class OwnData(Task):

@@ -8,7 +8,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -21,7 +21,7 @@ from fairflare.core.validation import Names, Text, shown, some
 from fairflare.data import table_columns
 from fairflare.data.inputs import Scaling, TableInputs
 from fairflare.data.readers.datalist import PATIENTS, patients_of
-from fairflare.data.readers.table_features import check_cells
+from fairflare.data.readers.table_features import check_cells, gaps_of
 from fairflare.data.readers.tables import MISSING, SUFFIXES, read_table
 from fairflare.data.site_config import SiteConfig
 from fairflare.data.table_columns import Column, TableFingerprint, by_range, features_of, open_levels
@@ -177,7 +177,7 @@ class Tabular(OwnData):
         table = Path(own.data_root) / own.datalist
         if not table.is_file():
             return 0
-        found = read_table(table)
+        found = self._converted(read_table(table), table, own)
         there = {*self.outcome_columns} <= {*found.columns}
         return self.kind.known(found, self.outcome_columns).count(False) if there else 0
 
@@ -233,11 +233,11 @@ class Tabular(OwnData):
         table = Path(own.data_root) / own.datalist
         if not table.is_file():
             raise DataError("no_datalist", f"table {table.name}: expected a file, found none in {table.parent}")
-        columns = self._columns(table)
+        columns = self._columns(table, own)
         return table, columns, self._rows(table.name, columns), self._targets(table.name, columns)
 
-    def _columns(self, path: Path) -> dict[str, list[str]]:
-        table = read_table(path)
+    def _columns(self, path: Path, own: SiteConfig) -> dict[str, list[str]]:
+        table = self._converted(read_table(path), path, own)
         for name in self.named:
             if name not in table.columns:
                 known = some([name[:100] for name in table.columns], 12)
@@ -247,6 +247,16 @@ class Tabular(OwnData):
             text = f"table {path.name}: expected at least {FEWEST} rows with a label, got {len(table)}"
             raise DataError("few_examples", text)
         return {name: list(table[name]) for name in table.columns}
+
+    def _converted(self, table: Any, path: Path, own: SiteConfig) -> Any:
+        """``table`` in the federation's units and words, as the site's file says; codes of missing cells stay."""
+        for name in dict.fromkeys((*own.scale, *own.shift, *own.recode)):
+            if name not in table.columns:
+                text = f"table {path.name}: scale, shift, recode: expected a column among {some([*table.columns], 12)}"
+                raise DataError("column", f"{text}, got {shown(name)}")
+            gaps = gaps_of(name, (*GAPS, *table_columns.coded(self._read_columns())))
+            table[name] = own.converted(name, table[name], gaps)
+        return table
 
     def _rows(self, file: str, columns: dict[str, list[str]]) -> dict[str, np.ndarray]:
         """Split -> row numbers, sorted."""
