@@ -121,8 +121,14 @@ class Server(WFCommSpec):
     def get_num_standing_tasks(self):
         return 0
 
+    def get_cell(self):
+        """None, so that no tensors are written to disk."""
+
     def get_workspace(self):
-        return SimpleNamespace(get_app_dir=lambda job: str(self.folder))
+        return SimpleNamespace(**dict.fromkeys(("get_app_dir", "get_run_dir", "get_result_root"), self._folder_of))
+
+    def _folder_of(self, job):
+        return str(self.folder)
 
     def persist_components(self, *args, **options):
         """FLARE keeps no snapshots any more."""
@@ -255,24 +261,25 @@ class OwnTrainer(Site):
     """FLARE's NPTrainer, which its integration tests run, at a site of this test's."""
 
     def answer(self, task, context):
-        with pytest.warns(Warning, match="NPTrainer is deprecated"):
-            trainer = NPTrainer(delta=1 + SITES.index(self.name))
-        peer = SimpleNamespace(get_workspace=lambda: None, fire_event=lambda *event: None)
+        trainer = NPTrainer(delta=1 + SITES.index(self.name))
+        workspace = SimpleNamespace(get_result_root=lambda job: str(self.folder))
+        peer = SimpleNamespace(get_workspace=lambda: workspace)
         at_site = FLContextManager(engine=peer, identity_name=self.name, job_id="job").new_context()
         return trainer.execute("train", copy.deepcopy(task), at_site, Signal())
 
 
+@pytest.mark.filterwarnings("ignore:NPTrainer is deprecated")
 def test_flare_s_own_trainer_and_persistor_of_numpy_models(tmp_path):
     """Whole weights, and steps in place of a number of examples: three rounds of the mean of 1, 2 and 3."""
-    persistor = NPModelPersistor()
-    model = persistor.load_model(context := FLContextManager(engine=None, identity_name="s", job_id="j").new_context())
-    del context
-    components = {**parts(FairAggregator("fedavg")), "persistor": persistor}
+    components = {**parts(FairAggregator("fedavg")), "persistor": NPModelPersistor()}
     ids = {"aggregator_id": "aggregator", "persistor_id": "persistor", "shareable_generator_id": "generator"}
     sites = [OwnTrainer(name, {}) for name in SITES]
+    for site in sites:
+        site.folder = tmp_path / site.name
     server = Server(tmp_path, components, sites, []).run(ScatterAndGather(min_clients=3, num_rounds=3, **ids))
     assert server.panics == []
-    np.testing.assert_allclose(np.load(next(tmp_path.rglob("*.npy"))), model["weights"]["numpy_key"] + 6)
+    start = np.arange(1, 10).reshape(3, 3)  # the persistor's own
+    np.testing.assert_array_equal(np.load(tmp_path / "models" / "server.npy"), start + 6)
 
 
 def test_fedce_without_the_sites_errors_says_so(tmp_path, caplog):
