@@ -29,8 +29,7 @@ STRICT = Path(__file__).parents[2] / "poc_workspace" / "local" / "authorization.
 @pytest.fixture
 def ask(tmp_path, monkeypatch):
     """Sends a client whose own authorization is the strict sample what a server may send that asks nobody."""
-    monkeypatch.setattr(shell_cmd, "SHELL_CMD_VALIDATORS", commands := dict(COMMANDS))
-    monkeypatch.setattr("fairflare.flare.site_policy.SHELL_CMD_VALIDATORS", commands)
+    monkeypatch.setattr(shell_cmd, "SHELL_CMD_VALIDATORS", dict(COMMANDS))
     monkeypatch.setattr(Workspace, "_check_job_id", staticmethod(CHECK))
     monkeypatch.setattr(AuditService, "the_auditor", None)
     monkeypatch.setattr(AuthorizationService, "the_authorizer", None)

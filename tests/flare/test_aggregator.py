@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from nvflare.apis.dxo import DXO, DataKind
+from nvflare.apis.dxo import DXO, DataKind, MetaKey
 from nvflare.apis.fl_constant import ReservedKey
 from nvflare.apis.fl_context import FLContext
 from nvflare.app_common.abstract.fl_model import FLModel, ParamsType
@@ -50,7 +50,7 @@ class Job:
         self.aggregator, self.kind, self.announced = aggregator, kind, announced
         self.model = FLModel(params=dict(of_kind(kind, state)), params_type=ParamsType.FULL)
 
-    def round(self, updates, **meta):
+    def round(self, updates, params_type=ParamsType.DIFF, **meta):
         self.aggregator.reset_stats()
         if self.announced:
             context = FLContext()
@@ -62,7 +62,7 @@ class Job:
             if "sharpness" not in self.aggregator._rule.wanted:
                 told["scalars"] = {}
             params = of_kind(self.kind, update) if self.kind else update
-            self.aggregator.accept_model(FLModel(params=params, params_type=ParamsType.DIFF, meta=told))
+            self.aggregator.accept_model(FLModel(params=params, params_type=params_type, meta=told))
         result = self.aggregator.aggregate_model()
         self.model = FLModelUtils.update_model(self.model, result)
         return result
@@ -96,7 +96,9 @@ def test_flare_adds_up_what_comes_back(method, kind, norm):
 def test_a_method_with_more_on_the_server_than_a_rule_is_refused(monkeypatch):
     own = dataclasses.replace(registry.get_method("fedavg"), server_optimizer="adam")
     monkeypatch.setattr(registry, "get_method", lambda id: own)
-    with pytest.raises(UserError, match="fedavg selects sites or steps on the server by itself: use FairRecipe"):
+    with pytest.raises(
+        UserError, match="fedavg selects sites or steps on the server by itself: use `fairflare run fedavg`"
+    ):
         FairAggregator("fedavg")
 
 
@@ -115,6 +117,46 @@ def test_a_result_without_an_authenticated_name_is_left_out():
     peer.set_prop(ReservedKey.IDENTITY_NAME, "a", private=False, sticky=False)
     context.set_peer_context(peer)
     assert aggregator.accept(answer, context) and aggregator._answers[0].site == "a"
+
+
+@each("kind", KINDS)
+def test_whole_weights_count_as_their_differences(kind):
+    """FLARE's own trainers send them, and beside them no number of examples but their steps."""
+    state, told = network(False), []
+    for whole in (False, True):
+        job = Job(FairAggregator("fedavg"), state, kind)
+        for _ in range(2):
+            held = {key: torch.as_tensor(value) for key, value in job.model.params.items()}
+            found = {site: updates_of(state, site) for site in SITES}
+            if whole:
+                found = {site: {key: held[key] + value for key, value in one.items()} for site, one in found.items()}
+            job.round(found, params_type=ParamsType.FULL if whole else ParamsType.DIFF)
+        told.append({key: torch.as_tensor(value) for key, value in job.model.params.items()})
+    for key, value in told[0].items():
+        torch.testing.assert_close(value, told[1][key])
+
+
+def test_whole_weights_of_another_shape_are_left_out_though_arrays_could_be_stretched():
+    state = network(False)
+    found = {site: {key: value + 1 for key, value in state.items()} for site in SITES}
+    found["b"]["0.bias"] = torch.ones(1)
+    job = Job(FairAggregator("fedavg"), state, "numpy")
+    job.round(found, params_type=ParamsType.FULL)
+    assert sorted(job.aggregator.weights) == ["a", "c"]
+
+
+def test_steps_weigh_a_client_that_states_no_number_of_examples_and_may_grow(caplog):
+    state, told = network(False), iter([{"a": 1, "b": 3}, {"a": 5, "b": 5}])
+    aggregator = FairAggregator("fedavg")
+    for expected in ({"a": 0.25, "b": 0.75}, {"a": 0.5, "b": 0.5}):
+        aggregator.reset_stats()
+        for site, steps in next(told).items():
+            meta = {"client_name": site, MetaKey.NUM_STEPS_CURRENT_ROUND: steps}
+            params = of_kind("numpy", updates_of(state, site))
+            aggregator.accept_model(FLModel(params=params, params_type=ParamsType.DIFF, meta=meta))
+        aggregator.aggregate_model()
+        assert aggregator.weights == expected
+    assert caplog.text.count("a states no n_examples: its steps weigh it (1), as in FLARE's aggregators") == 1
 
 
 def test_settings_have_either_name():

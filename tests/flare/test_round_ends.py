@@ -316,7 +316,7 @@ def test_a_site_that_asks_twice_does_not_keep_rounds_from_ending():
     one.set_communicator(server)
     server._engine = SimpleNamespace(new_context=contextlib.nullcontext)
     for site in ("a", "b"):
-        server.broadcast(Task("train", Shareable()), context, targets=[site])
+        one.broadcast(Task("train", Shareable()), context, targets=[site])
     for _ in range(2):
         assert server.process_task_request(Client("a", ""), context)[0] == "train"
     server.cancel_all_tasks()

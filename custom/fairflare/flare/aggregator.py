@@ -10,7 +10,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from nvflare.apis.dxo import DataKind, from_shareable
+from nvflare.apis.dxo import DXO, DataKind, MetaKey, from_shareable
+from nvflare.apis.filter import Filter
 from nvflare.apis.fl_context import FLContext
 from nvflare.apis.shareable import Shareable
 from nvflare.app_common.abstract.fl_model import FLModel, ParamsType
@@ -23,7 +24,7 @@ from fairflare.aggregators.base import Rule, example_shares
 from fairflare.core import registry
 from fairflare.core.errors import RunFailed, UserError
 from fairflare.core.schema import Answer, answer_fields
-from fairflare.core.types import Info, Outline, Reply, Round, StateDict, Weights, tensors_of
+from fairflare.core.types import Info, Offer, Outline, Reply, Round, StateDict, Weights, tensors_of
 from fairflare.core.validation import unlisted
 from fairflare.engine.field_checks import materialized
 from fairflare.engine.gate import Gate, steps_of
@@ -31,8 +32,8 @@ from fairflare.engine.norms import remembered
 from fairflare.engine.setup.method_defaults import default_parts
 from fairflare.flare.wire import answer_from_model
 
-HOOKS = ("orders", "tensors_for", "anchor", "anchors")
-"""What a rule sends beside the model, for which a stock recipe has no place."""
+ORDERS = "fairflare_orders"
+"""A property of a training task's FLARE context at the server: site -> the rule's numbers for it alone."""
 SITE_WEIGHTS = "fairflare_site_weights"
 """A property of the server's FLARE context: accepted site -> weight of the round."""
 PLAIN = "sgd"
@@ -41,15 +42,36 @@ UNASKED = frozenset(name for name, spec in answer_fields().items() if spec.kind 
 """What the schema measures and clients of a stock recipe need not report."""
 
 
+class SiteOrders(Filter):
+    """Sends each site, beside the model, the numbers that ``FairAggregator``'s rule has for it alone: FedCE, FedUFO.
+
+    A filter of the server's for task data; a script finds the numbers in ``FLModel.meta["orders"]``::
+
+        recipe.add_server_output_filter(SiteOrders(), tasks=["train"])
+    """
+
+    def process(self, shareable: Shareable, fl_ctx: FLContext) -> Shareable:
+        """The task with the numbers of the site that asks for it; other tasks as they are."""
+        orders_of, peer = fl_ctx.get_prop(ORDERS), fl_ctx.get_peer_context()
+        if orders_of is None or peer is None:
+            return shareable
+        dxo = from_shareable(shareable)  # FLARE shares its content among the sites
+        return DXO(
+            dxo.data_kind, dxo.data, {**dxo.meta, "orders": orders_of(peer.get_identity_name())}
+        ).update_shareable(shareable)
+
+
 class FairAggregator(ModelAggregator):
     """Weighs weight differences with the rule of a single-exchange method, behind the update gate.
 
-    Clients send ``ParamsType.DIFF`` and report in ``FLModel.meta`` what the rule needs::
+    Clients send differences, or whole weights of which these are made, and report in ``FLModel.meta`` what the rule
+    needs::
 
         FLModel(params=..., meta={"n_examples": 1200, "scalars": {"sharpness": 0.03}})
 
     Hand it to a recipe: ``FedAvgRecipe(..., aggregator=FairAggregator("fedism"), params_transfer_type="DIFF")``.
-    Both exchange formats of that recipe work, NumPy arrays (its default) and PyTorch tensors. The gate judges answers
+    A method that has numbers for each site alone (FedCE, FedUFO) needs ``SiteOrders`` at the server, too. Both exchange
+    formats of that recipe work, NumPy arrays (its default) and PyTorch tensors. The gate judges answers
     against the model that FLARE sent for training. Of integer entries (BatchNorm's counter) differences mean nothing:
     they are left out and stay as they are. When most sites answer with the same part of the model's entries (adapters
     of a large model), that part is what everyone must answer with. ScatterAndGather takes it as its aggregator, too
@@ -65,18 +87,21 @@ class FairAggregator(ModelAggregator):
         min_sites: int = 1,
         settings: dict[str, Any] | None = None,
         lr: float = 0.0,
+        groups: Sequence[str] = (),
     ) -> None:
         """
         Args:
             rounds: T, for rules whose parameters change with t / T.
             settings: parameters of the rule that differ from the method's.
             lr: the clients' local learning rate, for rules that use it; 0: not known.
+            groups: names of groups of examples of which clients report numbers ("group_loss/NAME").
 
         Raises:
             UserError: unknown method or parameter.
         """
         super().__init__()
         self.method, self.rounds, self.min_sites, self.settings, self.lr = method, rounds, min_sites, settings, lr
+        self.groups = list(groups)
         if min_sites < 1 or rounds < 1:
             raise UserError(f"min_sites and rounds: expected at least 1, got {min_sites} and {rounds}")
         if not 0 <= lr < float("inf"):
@@ -90,24 +115,31 @@ class FairAggregator(ModelAggregator):
         made = default_parts(entry, {f"rule.{key}": value for key, value in given.items()})
         self._rule = made.rule
         if (entry.selector, entry.server_optimizer) != ("all", "none"):
-            raise UserError(f"{method} selects sites or steps on the server by itself: use FairRecipe for it")
-        if any(getattr(type(self._rule), hook) is not getattr(Rule, hook) for hook in HOOKS) or self._rule.own_models:
-            raise UserError(f"{method} sends sites more than the model: use FairRecipe for it")
+            raise UserError(f"{method} selects sites or steps on the server by itself: use `fairflare run {method}`")
+        own = f'FairRecipe(make_config("{method}", TASK)), whose sites run FairExecutor'
+        if any(_has(self._rule, hook) for hook in ("anchor", "anchors")):
+            raise UserError(f"{method} needs a second exchange in each round, for which FLARE has no place: use {own}")
+        if _has(self._rule, "tensors_for") or self._rule.own_models:
+            raise UserError(f"{method} sends sites models of their own: use {own}")
+        if made.trainer.has_server_half:
+            raise UserError(f"{method}'s trainer has a server half: use {own}")
         if entry.rule == "fedavg" and entry.trainer != PLAIN:
             acts = f"{method} acts at the sites (trainer {entry.trainer}); its aggregator is FedAvg's"
-            raise UserError(f"{acts}: use FairRecipe for it, or FairAggregator('fedavg') with a script that trains so")
-        if made.trainer.has_server_half:
-            raise UserError(f"{method}'s trainer has a server half: use FairRecipe for it")
+            raise UserError(f'{acts}: use {own}, or FairAggregator("fedavg") with a script that trains so')
+        if missing := self._rule.missing(Offer("", (), "", tuple(groups), has_classes=True)):
+            raise UserError(f"{method}: {missing}; an aggregator has them as groups=[...]")
         self._probes = made.probes
         tensors = {spec.name for piece in (made.trainer, *self._probes) for spec in tensors_of(piece)}
         if tensors.intersection(self._rule.wanted):
-            raise UserError(f"{method} needs tensors of the sites beside their updates: use FairRecipe for it")
+            raise UserError(f"{method} needs tensors of the sites beside their updates: use {own}")
         self._state: Any = {}
         self._answers: list[Answer] = []
         self._declared: dict[str, int] = {}
+        self._by_steps: set[str] = set()
         self._history: dict[str, dict[str, list[float]]] = {}
         self._round = 0
         self._sent: dict[str, Any] = {}
+        self._has_orders, self._gave_orders = _has(self._rule, "orders"), False
         self.weights: Weights = {}
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
@@ -116,6 +148,15 @@ class FairAggregator(ModelAggregator):
         if event_type == AppEventType.BEFORE_TRAIN_TASK:
             task = from_shareable(fl_ctx.get_prop(AppConstants.TRAIN_SHAREABLE))
             self._sent = task.data if task.data_kind == DataKind.WEIGHTS and task.data else {}
+            if self._has_orders:
+                fl_ctx.set_prop(ORDERS, self._orders_of, private=True, sticky=False)
+
+    def _orders_of(self, site: str) -> dict[str, float]:
+        """The rule's numbers for ``site`` in the round that begins."""
+        self._gave_orders = True
+        t = Round(min(self._round + 1, self.rounds), self.rounds)
+        info = Info(t, self.lr, known_sites=len(self._declared), examples=self._declared)
+        return self._rule.orders(self._state, site, info)
 
     def reset_stats(self) -> None:
         self._answers = []
@@ -128,25 +169,44 @@ class FairAggregator(ModelAggregator):
         if not site:
             self.warning("a result without the name that FLARE authenticated is left out")
             return False
-        self._answers.append(answer_from_model(FLModelUtils.from_shareable(shareable), site))
+        self._take(FLModelUtils.from_shareable(shareable), site)
         return True
 
     def accept_model(self, model: FLModel) -> None:
         """Take one client's result; the gate looks at it when the round is complete."""
-        self._answers.append(answer_from_model(model))
+        self._take(model, str((model.meta or {})["client_name"]))
+
+    def _take(self, model: FLModel, site: str) -> None:
+        """Keep an answer: whole weights as their difference, and FLARE's own weight where no n_examples is stated."""
+        if model.params_type == ParamsType.FULL and self._sent:
+            model.params_type, model.params = ParamsType.DIFF, _difference(model.params, self._sent)
+        if "n_examples" not in (model.meta or {}):
+            steps = (model.meta or {}).get(MetaKey.NUM_STEPS_CURRENT_ROUND, 1)
+            model.meta = {**(model.meta or {}), "n_examples": steps}
+            if site not in self._by_steps:
+                self._by_steps.add(site)
+                self.warning(f"{site} states no n_examples: its steps weigh it ({steps}), as in FLARE's aggregators")
+        self._answers.append(answer_from_model(model, site))
 
     def aggregate_model(self) -> FLModel:
         """The weighted difference of the accepted clients, in the kind of arrays of the model that FLARE sent.
 
         Raises:
-            RunFailed: fewer accepted clients than ``min_sites``, or no form of the updates has a majority.
+            RunFailed: fewer accepted clients than ``min_sites``, no form of the updates has a majority, or a rule with
+                numbers for each site alone runs without ``SiteOrders``.
         """
+        if self._has_orders and not self._gave_orders:
+            needed = 'recipe.add_server_output_filter(SiteOrders(), tasks=["train"])'
+            raise RunFailed(f"{self.method} sends each site numbers of its own: expected {needed}")
         self._round += 1
         answers = [_tagged(answer, self._round, self._sent) for answer in self._answers]
         model = _expected(answers, self._sent)
         replies = self._accepted(answers, model)
         zeros = {key: torch.zeros_like(value) for key, value in model.items()}
-        self._declared = {r.site: r.n_examples for r in replies} | self._declared
+        self._declared = {r.site: r.n_examples for r in replies if r.site not in self._by_steps} | self._declared
+        told = {name.partition("/")[0] for reply in replies for name in reply.scalars}
+        if self._round > 1 and (silent := sorted(set(self._rule.useful) - told)):  # in round 1 nobody has a past
+            self.warning(f"{self.method} weighs without {', '.join(silent)}: no site reports it")
         t = Round(min(self._round, self.rounds), self.rounds)
         info = Info(t, self.lr, steps_of(replies), known_sites=len(self._declared), examples=self._declared)
         outcome = self._rule.aggregate(zeros, replies, self._state, info)
@@ -167,7 +227,7 @@ class FairAggregator(ModelAggregator):
         )
 
     def _accepted(self, answers: list[Answer], model: StateDict) -> list[Reply]:
-        scalars = tuple(s for probe in self._probes for s in probe.scalars(Outline(model)))
+        scalars = tuple(s for probe in self._probes for s in probe.scalars(Outline(model, tuple(self.groups))))
         # All entries but running statistics: a stock recipe tells no more than names.
         trainable = frozenset(key for key in model if not key.endswith(("running_mean", "running_var")))
         gate = Gate(trainable, scalars, self._rule.wanted, lenient=UNASKED)
@@ -178,6 +238,21 @@ class FairAggregator(ModelAggregator):
             raise RunFailed(f"round {self._round}: {len(verdict.replies)} accepted sites, {self.min_sites} needed")
         self._history = remembered(self._history, verdict.norms)
         return verdict.replies
+
+
+def _has(rule: Rule, hook: str) -> bool:
+    """Whether a rule has more of its own than the base class."""
+    return getattr(type(rule), hook) is not getattr(Rule, hook)
+
+
+def _difference(params: Any, sent: Mapping[str, Any]) -> Any:
+    """What training has made of the model that was sent; what does not fit it as it is, for the gate."""
+    try:
+        pairs = {key: (_array(value), _array(sent[key])) for key, value in params.items()}
+        fits = all(one.shape == other.shape for one, other in pairs.values())
+        return {key: one - other for key, (one, other) in pairs.items()} if fits else params
+    except Exception:  # whatever a client has sent in place of arrays
+        return params
 
 
 def _tagged(answer: Answer, round: int, sent: Mapping[str, Any]) -> Answer:

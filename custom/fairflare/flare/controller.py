@@ -10,19 +10,16 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from nvflare.apis.client import Client
-from nvflare.apis.controller_spec import ClientTask
+from nvflare.apis.controller_spec import ClientTask, Task
 from nvflare.apis.fl_constant import ReturnCode
 from nvflare.apis.fl_context import FLContext
-from nvflare.apis.wf_comm_spec import WFCommSpec
 from nvflare.app_common.abstract.fl_model import FLModel
-from nvflare.app_common.utils.tensor_disk_offload_context import _TENSOR_DISK_OFFLOAD_ROOT_DIR as ROOT
 from nvflare.app_common.workflows.model_controller import ModelController
-from nvflare.app_opt.pt.lazy_tensor_dict import _LazyRef as LazyRef
-from nvflare.fuel.utils.fobs import FOBSContextKey
 from nvflare.fuel.utils.memory_utils import cleanup_memory
 from nvflare.widgets.info_collector import InfoCollector
 from safetensors import SafetensorError, safe_open
@@ -43,6 +40,7 @@ from fairflare.engine.setup.parts import build_parts
 from fairflare.engine.setup.weights import find
 from fairflare.engine.straggler_policy import EarlyEnd, Ending
 from fairflare.flare import paths
+from fairflare.flare.compat import ENABLE, ROOT, LazyRef
 from fairflare.flare.credentials import OF_SERVER, log_signer, server_credentials
 from fairflare.flare.tracking import Tracking
 from fairflare.flare.wire import ERROR_HEADER, answer_from_model, instruction_to_model
@@ -70,14 +68,15 @@ class Began:
         self.logged = True
 
 
-class SentTasks(dict[str, ClientTask]):
-    """FLARE's tasks by id; it takes one out twice whose site asked again (a lost reply) while another group's stood.
+class SentTasks(list[ClientTask]):
+    """A task's sites, each once; FLARE adds one again that asked again (a lost reply) while another group's task stood.
 
-    The thread that ends tasks would end itself, and no further round come to an end.
+    It would forget such a site twice: the thread that ends tasks would end itself, and no further round come to an end.
     """
 
-    def pop(self, key: str, default: Any = None) -> Any:
-        return super().pop(key, default)
+    def append(self, one: ClientTask) -> None:
+        if one not in self:
+            super().append(one)
 
 
 PROGRESS = "fairflare"
@@ -115,9 +114,11 @@ class FairController(ModelController):
         if event_type == InfoCollector.EVENT_TYPE_GET_STATS:
             fl_ctx.get_prop(InfoCollector.CTX_KEY_STATS_COLLECTOR).set_info(PROGRESS, {PROGRESS: self._at})
 
-    def set_communicator(self, communicator: WFCommSpec) -> None:
-        super().set_communicator(communicator)
-        communicator._client_task_map = SentTasks()
+    def broadcast(self, task: Task, fl_ctx: FLContext, *others: Any, **options: Any) -> None:
+        """As FLARE's; errors that come in place of a result are answers, too."""
+        task.client_tasks = SentTasks()
+        task.result_received_cb = partial(self._receive_result, task.result_received_cb)
+        super().broadcast(task, fl_ctx, *others, **options)
 
     def run(self) -> None:
         """The whole federation; a ``RunFailed`` ends the job with its reason."""
@@ -257,12 +258,12 @@ class FairController(ModelController):
         self._inbox.append(in_files(answer, self._arrivals) if self._arrivals else answer)
         return True
 
-    def _process_result(self, client_task: ClientTask, fl_ctx: FLContext) -> None:
+    def _receive_result(self, process: Callable[..., None], client_task: ClientTask, fl_ctx: FLContext) -> None:
         code = client_task.result.get_return_code()
         if code and code != ReturnCode.OK:
             cause = client_task.result.get_header(ERROR_HEADER, "")
             self._inbox.append(Answer(site=client_task.client.name, error=f"{code} {cause}".strip()))
-        super()._process_result(client_task, fl_ctx)
+        process(client_task=client_task, fl_ctx=fl_ctx)
         if not any(answer.site == client_task.client.name for answer in self._inbox):
             # FLARE drops a result that it cannot convert with no more than a warning.
             self._inbox.append(Answer(site=client_task.client.name, error="unreadable answer"))
@@ -311,7 +312,7 @@ def offloaded(engine: Any, folder: Path) -> Iterator[Path]:
     """
     root = Path(tempfile.mkdtemp(prefix="updates_", dir=folder))
     cells = _receiving(engine)
-    switch = (FOBSContextKey.TENSOR_DISK_OFFLOAD, ROOT)
+    switch = (ENABLE, ROOT)
     before = [{key: cell.get_fobs_context().get(key) for key in switch} for cell in cells]
     try:
         for cell in cells:

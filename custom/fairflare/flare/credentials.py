@@ -13,10 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from cryptography.x509 import load_pem_x509_certificates
 from cryptography.x509.oid import NameOID
+from cryptography.x509.verification import ExtensionPolicy, PolicyBuilder, Store
 from nvflare.apis.fl_context import FLContext
 from nvflare.lighter import utils
-from nvflare.private.fed.utils.identity_utils import get_cn_from_cert
 
 from fairflare.core.errors import DataError, UserError
 from fairflare.core.schema import Answer, Instruction, audited
@@ -158,12 +159,20 @@ def signer_of(content: bytes, proof: Sealed, root: Any) -> tuple[str, str] | Non
     None where no key did for whose certificate the ``root`` (an x509 certificate; None: any) vouches today.
     """
     try:
-        leaf, *between = utils.load_crt_chain_bytes(proof["certificate"].encode("ascii"))
-        if root is not None:
-            utils.verify_cert_chain(leaf, between, root)
+        leaf, *between = load_pem_x509_certificates(proof["certificate"].encode("ascii"))
+        if root is not None:  # purposes of a leaf are FLARE's own, in its name
+            policy = (
+                PolicyBuilder()
+                .store(Store([root]))
+                .extension_policies(
+                    ca_policy=ExtensionPolicy.webpki_defaults_ca(), ee_policy=ExtensionPolicy.permit_all()
+                )
+            )
+            policy.build_client_verifier().verify(leaf, between)
         utils.verify_content(content, proof["signature"], leaf.public_key())
         roles = [str(one.value) for one in leaf.subject.get_attributes_for_oid(NameOID.UNSTRUCTURED_NAME)]
-        return str(get_cn_from_cert(leaf)), ", ".join(roles)
+        (name,) = leaf.subject.get_attributes_for_oid(NameOID.COMMON_NAME)
+        return str(name.value), ", ".join(roles)
     except Exception:  # whatever is wrong with a proof, it proves nothing
         return None
 

@@ -16,10 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from nvflare.fuel.flare_api import api_spec
-from nvflare.fuel.flare_api.flare_api import Session, new_secure_session
+from nvflare.fuel.flare_api.flare_api import Session
 from nvflare.fuel.utils.config_service import ConfigService
-from nvflare.recipe import PotentialSecretWarning
-from nvflare.tool.kit.kit_config import StartupKitConfigError, resolve_admin_user_and_dir_from_startup_kit
 from nvflare.tool.poc.poc_commands import get_poc_workspace
 
 from fairflare.core.errors import RunFailed, UserError
@@ -28,6 +26,7 @@ from fairflare.engine.files import AUDIT, CHECKPOINT
 from fairflare.engine.history import COUNTERSIGNED
 from fairflare.engine.setup.assembly import site_names
 from fairflare.engine.setup.config import RunConfig
+from fairflare.flare.compat import admin_of, open_session, warnings_of_secrets
 from fairflare.flare.controller import PROGRESS
 from fairflare.flare.paths import RESULT
 from fairflare.flare.recipe import SITES_POLL, FairRecipe
@@ -103,11 +102,10 @@ def find_kit(env: str, kit: Path | None) -> tuple[str, Path]:
         raise UserError("--kit: expected the startup kit of the user who submits, got none")
     where = kit or _poc_kit()
     try:
-        user, found = resolve_admin_user_and_dir_from_startup_kit(str(where))
-    except StartupKitConfigError:
+        return admin_of(where)
+    except ValueError:
         text = "expected a user's startup kit, the folder that holds startup/fed_admin.json"
         raise UserError(f"--kit {where}: {text}") from None
-    return user, Path(found)
 
 
 def _poc_kit() -> Path:
@@ -294,8 +292,7 @@ class Server:
             ConfigService.initialize({}, [str(self._kit)])
             try:
                 with silent():
-                    name, kit = self._user, str(self._kit)
-                    self._session = new_secure_session(name, kit, timeout=CONNECT, auto_login_max_tries=1)
+                    self._session = open_session(self._user, self._kit, CONNECT)
             except (api_spec.AuthenticationError, api_spec.AuthorizationError) as error:
                 raise UserError(f"the server refuses {self._user}: {_words(error)}") from None
         return self._session
@@ -315,5 +312,5 @@ def _words(error: BaseException) -> str:
 def silent() -> Iterator[None]:
     """FLARE prints to stdout, which is the result's place, and takes the SHA-256 of a user's own files for a secret."""
     with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():
-        warnings.simplefilter("ignore", PotentialSecretWarning)
+        warnings.simplefilter("ignore", warnings_of_secrets())
         yield

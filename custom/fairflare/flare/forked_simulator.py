@@ -28,13 +28,14 @@ from typing import Any
 import psutil
 import torch  # noqa: F401  (here and below: forks share what is imported)
 from nvflare.fuel.f3.drivers import aio_http_driver  # noqa: F401  (and what this imports)
-from nvflare.fuel.utils.log_utils import FL_LOG_LEVEL, LogMode
+from nvflare.fuel.utils.log_utils import LogMode
 from nvflare.job_config.api import FedJob
-from nvflare.private.fed.app.deployer import simulator_deployer
-from nvflare.private.fed.app.simulator import simulator_runner
-from nvflare.private.fed.app.simulator.simulator_runner import SimulatorRunner
 from nvflare.recipe import SimEnv
 
+from fairflare.flare.compat import allow_default_classes, simulator_modules
+
+simulator_runner, simulator_deployer = simulator_modules()
+SimulatorRunner = simulator_runner.SimulatorRunner
 MOST_SITES = 100
 """FLARE's default limit."""
 NAME = "\0fairflare-port-{}"
@@ -55,7 +56,7 @@ class ForkedSimEnv(SimEnv):
             RuntimeError: the simulator failed; the words are those of FLARE's own environment.
         """
         workspace = os.path.join(self.workspace_root, job.name)
-        self._ensure_default_component_policy(workspace)
+        allow_default_classes(self, workspace)
         os.register_at_fork(after_in_child=_end_at_once)
         with tempfile.TemporaryDirectory() as folder:
             job.export_job(folder)
@@ -65,7 +66,7 @@ class ForkedSimEnv(SimEnv):
                 clients=",".join(self.clients),
                 n_clients=len(self.clients),
                 threads=self.num_threads,
-                log_config=os.environ.get(FL_LOG_LEVEL, LogMode.CONCISE),
+                log_config=os.environ.get("FL_LOG_LEVEL", LogMode.CONCISE),
                 max_clients=max(MOST_SITES, len(self.clients)),
             )
             status = runner.run()

@@ -12,13 +12,12 @@ from typing import Any
 
 import nvflare.recipe.spec  # noqa: F401  (takes --export from the command line before the script's own parser sees it)
 from nvflare.apis.filter import Filter
-from nvflare.apis.job_def import ALL_SITES, SERVER_SITE_NAME
-from nvflare.app_common.widgets.metrics_artifact_writer import MetricsArtifactWriter
+from nvflare.apis.job_def import SERVER_SITE_NAME
 from nvflare.app_common.workflows.cross_site_model_eval import CrossSiteModelEval
 from nvflare.fuel.utils.constants import FrameworkType
-from nvflare.job_config.api import ClientApp, FedJob, ServerApp
+from nvflare.job_config.api import FedJob
 from nvflare.job_config.defs import FilterType
-from nvflare.job_config.fed_app_config import ClientAppConfig, FedAppConfig
+from nvflare.job_config.fed_app_config import FedAppConfig
 from nvflare.job_config.fed_job_config import FedJobConfig
 from nvflare.recipe.spec import Recipe
 
@@ -31,6 +30,14 @@ from fairflare.engine.setup.config import RunConfig
 from fairflare.engine.setup.config_checks import refuse_pooling
 from fairflare.engine.setup.parts import without_folders, without_weights
 from fairflare.engine.setup.weights import keep
+from fairflare.flare.compat import (
+    always_written,
+    ask_for_no_model,
+    client_app,
+    for_all_sites,
+    metrics_writer,
+    server_app,
+)
 from fairflare.flare.controller import FairController
 from fairflare.flare.egress import EgressFilter
 from fairflare.flare.executor import TASKS, FairExecutor
@@ -87,17 +94,15 @@ class FairRecipe(Recipe):
         self.config, self.simulation, self.preinstalled = config, simulation, preinstalled
         self._tasks = tasks_of(config)
         poll = SITES_POLL if poll is None and simulation else poll
-        super().__init__(_make_job(config, name or job_name(config), simulation, preinstalled, poll))
+        self._made = _make_job(config, name or job_name(config), simulation, preinstalled, poll)
+        super().__init__(self._made)
+        for_all_sites(self, _refuse)
         self._staging: tempfile.TemporaryDirectory | None = None
 
     @property
     def sites(self) -> list[str]:
         """Names of the task's sites, as ``SimEnv(clients=...)`` takes them."""
         return site_names(self.config)
-
-    @property
-    def _client_config(self) -> ClientAppConfig:
-        return self._job._deploy_map[ALL_SITES].app_config
 
     def add_client_output_filter(
         self, filter: Filter, tasks: list[str] | None = None, clients: list[str] | None = None
@@ -107,7 +112,7 @@ class FairRecipe(Recipe):
         Raises:
             UserError: an unknown task, or ``clients``.
         """
-        config = self._client_config
+        config = client_app(self._made)
         config.task_result_filters[:] = [
             ({task}, list(filters)) for chain, filters in config.task_result_filters for task in chain
         ]
@@ -130,20 +135,24 @@ class FairRecipe(Recipe):
 
     def add_cse_validator_if_needed(self) -> None:
         """FLARE's ``add_cross_site_evaluation`` calls this last: no site is asked for its own model."""
-        for controller in _evaluations(self._job):
-            controller._submit_model_task_name = ""
+        for controller in _evaluations(self._made):
+            ask_for_no_model(controller)
         warnings.warn(
             "cross-site evaluation of a FairRecipe: sites evaluate the final model; no site's own leaves it",
             stacklevel=3,
         )
 
-    def _add_to_client_apps(self, obj: Any, clients: list[str] | None = None, **options: Any) -> None:
-        if clients is not None:
-            raise UserError(f"clients={clients}: all sites of a FairRecipe run the same app; see its site file")
-        super()._add_to_client_apps(obj, **options)
-
-    def _apply_per_site_config(self, config: dict[str, dict]) -> None:
+    def set_per_site_config(self, config: dict[str, dict]) -> None:
         raise UserError("per-site config: all sites of a FairRecipe run the same app; a site's own is in its site file")
+
+    def process_env(self, env: Any) -> None:
+        """FLARE calls this before it runs a recipe; before 2.9 it finalizes none."""
+        self.finalize()
+
+    def export(self, job_dir: str, *others: Any, **options: Any) -> None:
+        """As FLARE's, finalized."""
+        self.finalize()
+        super().export(job_dir, *others, **options)
 
     def finalize(self) -> None:
         """Put the user's own files and given weights into the job; this package comes when its folder is written.
@@ -151,31 +160,31 @@ class FairRecipe(Recipe):
         Raises:
             UserError: a filter is registered for a task that there is not; FLARE would never run it.
         """
-        for app in self._job._deploy_map.values():
-            for chain in app.app_config.task_data_filters + app.app_config.task_result_filters:
+        for app in (server_app(self._made), client_app(self._made)):
+            for chain in app.task_data_filters + app.task_result_filters:
                 _named(chain[0], self._tasks)
-        chains = self._client_config.task_result_filters
+        chains = client_app(self._made).task_result_filters
         chains[:] = _egress_last(chains, self._tasks)
-        if _evaluations(self._job) and PERSISTOR not in self._job._deploy_map[SERVER_SITE_NAME].app_config.components:
+        if _evaluations(self._made) and PERSISTOR not in server_app(self._made).components:
             # A server has to allow it in jobs without code: only those that need it name it.
             federation = self.config.federation
             persistor = FairPersistor(federation, self.config.sha256() if federation else "")
-            self._job.to_server(persistor, id=PERSISTOR)
+            self._made.to_server(persistor, id=PERSISTOR)
         if self._staging is not None:
             return
         self._staging = tempfile.TemporaryDirectory(prefix="fairflare_")
         folder = Path(self._staging.name)
         if self.config.init_from:  # weights are no code: they go with the server's configuration
             keep(self.config.init_from, folder)
-            self._job.add_file_to_server(str(folder / INITIAL), app_folder_type="config")
+            self._made.add_file_to_server(str(folder / INITIAL), app_folder_type="config")
             if self.config.tune != "all" and self.config.body == "job":
-                self._job.add_file_to_clients(str(folder / INITIAL), app_folder_type="config")
+                self._made.add_file_to_clients(str(folder / INITIAL), app_folder_type="config")
         for path in [] if self.preinstalled else user_code.code_files():
             name = path.name if path.is_dir() else None
             if name:
                 path = shutil.copytree(path, folder / name, ignore=CACHES)
-            self._job.add_file_to_server(str(path), dest_dir=name)
-            self._job.add_file_to_clients(str(path), dest_dir=name)
+            self._made.add_file_to_server(str(path), dest_dir=name)
+            self._made.add_file_to_clients(str(path), dest_dir=name)
 
 
 class SplitJob(FedJob):
@@ -188,14 +197,6 @@ class SplitJob(FedJob):
         super().__init__(name=name, min_clients=config.min_sites)
         self.job = StagedApps(config, code, job_name=name, min_clients=config.min_sites)
         self.job.set_app_packages([PACKAGE])  # FLARE copies no file of these; they are staged
-        self._sites = site_names(config)
-
-    def _set_all_app(self, client_app: ClientApp, server_app: ServerApp) -> None:
-        self.job.add_fed_app(APPS["server"], FedAppConfig(server_app=server_app.get_app_config()))
-        self.job.set_site_app(SERVER_SITE_NAME, APPS["server"])
-        self.job.add_fed_app(APPS["site"], FedAppConfig(client_app=client_app.get_app_config()))
-        for site in self._sites:
-            self.job.set_site_app(site, APPS["site"])
 
 
 class StagedApps(FedJobConfig):
@@ -204,6 +205,16 @@ class StagedApps(FedJobConfig):
     def __init__(self, config: RunConfig, code: bool, **options: Any) -> None:
         super().__init__(**options)
         self._config, self._code = config, code
+
+    def add_fed_app(self, app_name: str, fed_app: FedAppConfig) -> None:
+        """FLARE's one app for all as two."""
+        super().add_fed_app(APPS["server"], FedAppConfig(server_app=fed_app.server_app))
+        super().add_fed_app(APPS["site"], FedAppConfig(client_app=fed_app.client_app))
+
+    def set_site_app(self, site_name: str, app_name: str) -> None:
+        """As FLARE says "all": the server and every site has its own."""
+        for site in [SERVER_SITE_NAME, *site_names(self._config)]:
+            super().set_site_app(site, APPS["server" if site == SERVER_SITE_NAME else "site"])
 
     def generate_job_config(self, job_root: str) -> None:
         """As FLARE's; the manifests come last."""
@@ -220,6 +231,10 @@ def job_name(config: RunConfig) -> str:
 def tasks_of(config: RunConfig) -> list[str]:
     """The tasks that a job's sites know, those of its plugins' exchanges among them."""
     return [*TASKS, *(task for name in config.exchanges for task in find(name).tasks)]
+
+
+def _refuse(clients: list[str]) -> None:
+    raise UserError(f"clients={clients}: all sites of a FairRecipe run the same app; see its site file")
 
 
 def _named(tasks: Iterable[str] | None, known: Sequence[str]) -> list[str]:
@@ -249,7 +264,7 @@ def _egress_last(
 
 def _evaluations(job: FedJob) -> list[CrossSiteModelEval]:
     """FLARE's evaluation workflows in the job."""
-    workflows = [one.controller for one in job._deploy_map[SERVER_SITE_NAME].app_config.workflows]
+    workflows = [one.controller for one in server_app(job).workflows]
     return [controller for controller in workflows if isinstance(controller, CrossSiteModelEval)]
 
 
@@ -261,11 +276,10 @@ def _make_job(config: RunConfig, name: str, simulation: bool, preinstalled: bool
     content = escaped(content)
     env, period = ("sim", LOOK) if simulation else ("flare", min(poll or 0.5, 0.5))
     controller = FairController(content, task_check_period=period, env=env)
-    # FLARE's export leaves out arguments at their defaults; a job should say what it does.
-    controller._always_serialize_args = ["task_check_period", "env"]
-    job.to_server(controller)
+    job.to_server(always_written(controller, ["task_check_period", "env"]))  # a job should say what it does
     job.comp_ids = {"persistor_id": PERSISTOR}  # where FLARE's evaluation helpers look
-    job.to_server(MetricsArtifactWriter(), id="metrics_artifact_writer")
+    if writer := metrics_writer():
+        job.to_server(writer, id="metrics_artifact_writer")
     for_sites = {**content, "options": without_weights(content["options"])}
     job.to_clients(FairExecutor(for_sites), tasks=tasks_of(config))
     egress = EgressFilter(for_sites)

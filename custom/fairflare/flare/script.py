@@ -12,9 +12,7 @@ from nvflare.apis.event_type import EventType
 from nvflare.apis.fl_constant import ReturnCode
 from nvflare.apis.fl_context import FLContext
 from nvflare.apis.signal import Signal
-from nvflare.app_common.executors.client_api_executor import ClientAPIExecutor, ExecutionMode
 from nvflare.app_common.utils.fl_model_utils import FLModelUtils
-from nvflare.client.config import ExchangeFormat
 
 from fairflare.core.errors import EgressRefused
 from fairflare.core.schema import Answer, Instruction
@@ -24,6 +22,7 @@ from fairflare.engine.setup.run_config import RunConfig
 from fairflare.engine.setup.site_parts import Parts
 from fairflare.engine.site import Site
 from fairflare.flare import script_side
+from fairflare.flare.compat import in_process_script
 from fairflare.flare.wire import answer_from_model, instruction_to_model
 from fairflare.functional.group_rates import FAMILIES, NEGATIVES, POSITIVES, SEEN
 from fairflare.tasks.own.script import Script, script_file
@@ -41,12 +40,7 @@ class ScriptRunner:
         assert isinstance(task, Script)
         path = script_file(task.module)
         self._site, self._min_count = site, site.min_count
-        self._executor = ClientAPIExecutor(
-            ExecutionMode.IN_PROCESS,
-            task_script_path=str(path),
-            params_exchange_format=ExchangeFormat.RAW,
-            server_expected_format=ExchangeFormat.RAW,
-        )
+        self._executor = in_process_script(str(path))
         self._fl_ctx: FLContext | None = None
         self._abort = Signal()
         script_side.here = script_side.Here(

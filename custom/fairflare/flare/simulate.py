@@ -158,7 +158,7 @@ def main(workspace: str, threads: str) -> None:
     recipe.finalize()
     # From here on the user's files are the job's: whoever runs it elsewhere has no others.
     os.environ.pop(user_code.VARIABLE, None)
-    recipe.run(_simulator(recipe.sites, int(threads), workspace))
+    recipe.execute(_simulator(recipe.sites, int(threads), workspace))
 
 
 def _simulator(sites: list[str], threads: int, workspace: str) -> SimEnv:

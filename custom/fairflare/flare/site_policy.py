@@ -25,8 +25,6 @@ from typing import Annotated, Any
 
 from nvflare.apis.app_validation import AppValidator
 from nvflare.apis.job_def import is_valid_job_id
-from nvflare.apis.workspace import Workspace
-from nvflare.private.fed.client.shell_cmd import SHELL_CMD_VALIDATORS
 from pydantic.dataclasses import dataclass
 
 from fairflare.core import plugins, registry
@@ -42,6 +40,7 @@ from fairflare.engine.setup import tasks
 from fairflare.engine.setup.at_site import spender
 from fairflare.engine.setup.method_parts import NO_STEP
 from fairflare.engine.setup.run_config import JSON_NAMES, RunConfig
+from fairflare.flare.compat import harden_client
 from fairflare.flare.paths import STATE, unescaped
 from fairflare.networks import monai_networks
 from fairflare.networks.own import class_path
@@ -209,8 +208,7 @@ log = logging.getLogger(__name__)
 
 def harden() -> None:
     """Take from a site's client what lets a server read and delete its files, which FLARE 2.9 checks by no policy."""
-    SHELL_CMD_VALIDATORS.clear()  # "cat" shows any file, and it is the server that says who asks
-    Workspace._check_job_id = staticmethod(_job_id)  # the folder of a job "local" or "fairflare_state" can be deleted
+    harden_client(_job_id)
 
 
 def _job_id(given: Any) -> str:

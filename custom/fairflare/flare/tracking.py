@@ -23,6 +23,7 @@ from nvflare.app_common.app_event_type import AppEventType
 from nvflare.app_common.widgets.convert_to_fed_event import FED_EVENT_PREFIX
 
 from fairflare.core.metric import Metric, named
+from fairflare.flare.compat import METRICS_AGGREGATION_INFO
 
 
 class Tracking:
@@ -61,7 +62,7 @@ class Tracking:
             "use_contribution_sites": False,
         }
         told = over_sites([reply["metrics"] for reply in entry["accepted"].values()])
-        meta = {AppConstants.METRICS_AGGREGATION_INFO: about}
+        meta = {METRICS_AGGREGATION_INFO: about}
         result = FLModel(metrics=told, current_round=entry["round"], meta=meta)
         with self._engine.new_context() as context:
             context.set_prop(AppConstants.AGGREGATION_RESULT, result, private=True, sticky=False)

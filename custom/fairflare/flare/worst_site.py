@@ -19,6 +19,7 @@ from nvflare.widgets.widget import Widget
 from fairflare.core.errors import UserError
 from fairflare.engine.checks import is_number
 from fairflare.flare.aggregator import SITE_WEIGHTS
+from fairflare.flare.compat import METRICS_AGGREGATION_INFO, METRICS_SELECTION_INFO, job_of, server_app
 from fairflare.flare.tracking import over_sites, tell_receivers
 
 ID = "worst_site"
@@ -75,7 +76,7 @@ class WorstSite(Widget):
         self._told[peer.get_identity_name()] = found
 
     def _add(self, result: FLModel, fl_ctx: FLContext) -> None:
-        about = dict((result.meta or {}).get(AppConstants.METRICS_AGGREGATION_INFO) or {})
+        about = dict((result.meta or {}).get(METRICS_AGGREGATION_INFO) or {})
         weighted = [one["name"] for one in about.get("site_weights") or ()]
         counted = set(fl_ctx.get_prop(SITE_WEIGHTS) or weighted or self._told)
         found = over_sites([metrics for site, metrics in sorted(self._told.items()) if site in counted])
@@ -89,7 +90,7 @@ class WorstSite(Widget):
             about["key_metric"] = key
         told = copy.copy(result)  # the one that the controller goes on with is sent to the sites, metrics and all
         told.metrics = {**(result.metrics or {}), **found}
-        told.meta = {**(result.meta or {}), AppConstants.METRICS_AGGREGATION_INFO: about}
+        told.meta = {**(result.meta or {}), METRICS_AGGREGATION_INFO: about}
         fl_ctx.set_prop(AppConstants.AGGREGATION_RESULT, told, private=True, sticky=False)
         if self.key_metric not in found:
             return
@@ -98,7 +99,7 @@ class WorstSite(Widget):
         if round and cost < self._best:
             self._best = cost
             chosen = {"source": "WorstSite", "key_metric": key, "best_round": round, "best_metrics": found}
-            fl_ctx.set_prop(AppConstants.METRICS_SELECTION_INFO, chosen, private=True, sticky=False)
+            fl_ctx.set_prop(METRICS_SELECTION_INFO, chosen, private=True, sticky=False)
             fl_ctx.set_prop(AppConstants.VALIDATION_RESULT, value, private=True, sticky=False)
             self.fire_event(AppEventType.GLOBAL_BEST_MODEL_AVAILABLE, fl_ctx)
 
@@ -114,12 +115,13 @@ def add_worst_site(recipe: Recipe) -> None:
     """
     key = str(getattr(recipe, "key_metric", None) or "")
     key, mode = (key, getattr(recipe, "key_metric_mode", None) or "max") if key.startswith(PREFIXES) else ("", "max")
-    components = recipe._job._deploy_map[SERVER_SITE_NAME].app_config.components
+    job = job_of(recipe)
+    components = server_app(job).components
     if ID in components:
         raise UserError(f"add_worst_site: {recipe.name} has a {ID} already")
     if key:
         components.pop("model_selector", None)
     others = dict(components)
     components.clear()
-    recipe._job.to_server(WorstSite(key, mode), id=ID)
+    job.to_server(WorstSite(key, mode), id=ID)
     components.update(others)  # events reach components in this order, and FLARE's writer is among the others
