@@ -15,7 +15,7 @@ DROPPED = re.compile(
 LINK = re.compile(r"\[((?:[^\[\]]|\[[^\]]*\])*)\]\([^)]*\)")
 CODE = re.compile(r"`[^`]*`|\$[^$]*\$")
 BULLET = re.compile(r"^ *(?:[-*]|\d+\.) +", re.M)
-END = re.compile(r"(?<=[.!?])(?<![A-Z]\.)\)?\s+(?=[A-Z\"'(\d])|(?<=[.!?])\s+(?=code)|\n\s*\n")
+END = re.compile(r"(?<=[.!?])(?<![ (][A-Z]\.)\)?\s+(?=[A-Z\"'(\d])|(?<=[.!?])\s+(?=code)|\n\s*\n")
 ABBREVIATIONS = re.compile(r"\b(e\.g|i\.e|et al|cf|vs|Fig|Eq|No|Sec|pp|approx)\.\s")
 
 
