@@ -5,8 +5,8 @@
 
 Each run leaves a file in FOLDER, and the same command goes on with what is missing. From all that are there it writes
 docs/benchmarks/differential-privacy.csv, one row per task, method, epsilon, hospital (or patient group over all
-hospitals), with the mean over seeds and its standard deviation, and differential-privacy-losses.csv, what is lost. Settings are the
-same for every cell: no cell is tuned.
+hospitals), with the mean over seeds and its standard deviation, and differential-privacy-losses.csv, what is lost.
+Settings are the same for every cell: no cell is tuned.
 """
 
 import argparse
