@@ -328,26 +328,19 @@ def on_card(method: str) -> str:
         if not values and regime not in regimes.FIRST:
             continue
         if regime.baselines:
-            found, n = held(regime, values), len(values[method])
+            found = held(regime, values)
             where = "accuracy, worst site" if regime.worst else "accuracy, spoilt sites"
-            for than, words in (("fedavg", "FedAvg"), ("solo", "training alone")):
-                gain = difference(found[method, than], 100.0)
-                lines.append(
-                    [regime.title, corrected(found[method, than], True), f"{where}, over {words}", gain, f"{n}"]
-                )
+            both = [(found[method, than], corrected(found[method, than], True)) for than in ("fedavg", "solo")]
+            cells = [f"{said.replace('cannot be told', UNDECIDED)}: {difference(one, 100.0)}" for one, said in both]
+            lines.append([regime.title, where, *cells, f"{len(values[method])}"])
             continue
-        base, over = ("examples", "n_k") if regime.key == CONTRIBUTION else ("fedavg", "FedAvg")
+        base, metric = ("examples", "tau, over n_k") if regime.key == CONTRIBUTION else ("fedavg", regime.metric)
         gain = difference(compared(regime, values)[base], factor(regime)) if values else ""
         n = len(values[regime.method]) if values else 0
-        said = verdict(regime, values) if values else "not run"
-        metric = "Kendall's tau" if regime.key == CONTRIBUTION else regime.metric
-        lines.append([regime.title, said, f"{metric}, over {over}", gain, f"{n}"])
+        lines.append([regime.title, metric, f"{verdict(regime, values)}: {gain}" if values else "not run", "", f"{n}"])
     page = os.path.relpath(PAGE, card_of(method).parent)
-    return (
-        drawn([f"{BENCH}({page})", "verdict in this regime", "quantity", "gain at equal rounds", "seeds"], lines)
-        if lines
-        else ""
-    )
+    heads = [f"{BENCH}({page})", "quantity", "over FedAvg, equal rounds", "over training alone", "seeds"]
+    return drawn(heads, lines) if lines else ""
 
 
 def with_bench(text: str, method: str) -> str:

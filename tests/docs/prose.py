@@ -12,6 +12,7 @@ DROPPED = re.compile(
     r"|^:::[^\n]*$|!\[[^\]]*\]\([^)]*\)|<[^>]+>",
     re.S | re.M,
 )
+FENCE = re.compile(r"^ *```.*?^ *```", re.S | re.M)
 LINK = re.compile(r"\[((?:[^\[\]]|\[[^\]]*\])*)\]\([^)]*\)")
 CODE = re.compile(r"`[^`]*`|\$[^$]*\$")
 BULLET = re.compile(r"^ *(?:[-*]|\d+\.) +", re.M)
@@ -28,8 +29,9 @@ def pages() -> list[Path]:
 
 
 def words(page: Path) -> int:
-    """All words of a page, those of tables and code among them."""
-    return len(page.read_text(encoding="utf-8").split())
+    """Words of a page, those of tables among them, those of fenced code not: they have a letter or a digit."""
+    text = FENCE.sub("", page.read_text(encoding="utf-8"))
+    return sum(any(map(str.isalnum, one)) for one in text.split())
 
 
 def sentences(text: str) -> list[str]:

@@ -429,14 +429,14 @@ def test_the_parts_follow_from_the_runs_of_the_comparison(preset, suffix):
         assert [tuple(map(str, row)) for row in rows] == [tuple(row) for row in csv.reader(file)][1:]
 
 
-CARD = ROOT / "docs" / "methods" / "fedism-plus.md"
+CARD = ROOT / "docs" / "results" / "fedism.md"
 POINTS = re.compile(r"[+\u2212]\d+\.\d \[[+\u2212]\d+\.\d, [+\u2212]\d+\.\d\]")
 DIFFERENCE = re.compile(r"[+\u2212]\d\.\d{3} \[[+\u2212]\d\.\d{3}, [+\u2212]\d\.\d{3}\]")
 FIGURE = re.compile(r"\d\.\d{3}")
 
 
 def measured(preset):
-    """What the card says of a preset's ablations, in one line."""
+    """What the page says of a preset's ablations, in one line."""
     found = CARD.read_text(encoding="utf-8").split("## Measured")[1].split(f"On `ich-phantom:{preset}`")[1]
     return " ".join(re.split(r"<!--|On `ich-phantom", found)[0].split())
 
