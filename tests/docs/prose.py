@@ -36,8 +36,7 @@ def words(page: Path) -> int:
 
 def sentences(text: str) -> list[str]:
     """Sentences in order; the end of a paragraph or of a list's item ends one."""
-    plain = LINK.sub(r"\1", DROPPED.sub("\n\n", text))
-    plain = CODE.sub("code", plain).replace("**", "").replace("*", "")
-    plain = ABBREVIATIONS.sub(r"\1 ", BULLET.sub("\n\n", plain))
+    plain = LINK.sub(r"\1", BULLET.sub("\n\n", DROPPED.sub("\n\n", text)))
+    plain = ABBREVIATIONS.sub(r"\1 ", CODE.sub("code", plain).replace("*", ""))
     found = (" ".join(part.split()) for part in END.split(plain))
     return [one for one in found if len(re.findall(r"[A-Za-z]{2,}", one)) > 1]
