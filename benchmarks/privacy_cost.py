@@ -5,15 +5,14 @@
 
 Each run leaves a file in FOLDER, and the same command goes on with what is missing. From all that are there it writes
 docs/benchmarks/differential-privacy.csv, one row per task, method, epsilon, hospital (or patient group over all
-hospitals), with the mean over seeds and its standard deviation, and the table in differential-privacy.md. Settings are
-the same for every cell: no cell is tuned.
+hospitals), with the mean over seeds and its standard deviation, and differential-privacy-losses.csv, what is lost.
+Settings are the same for every cell: no cell is tuned.
 """
 
 import argparse
 import csv
 import json
 import os
-import re
 import statistics
 import tempfile
 from dataclasses import dataclass
@@ -86,9 +85,15 @@ METHODS = ("fedavg", "fedheal", "cgsv", HOSPITAL)
 EPSILON = (None, 8, 3, 1)
 SHARED = {"optimizer": "sgd", "lr": 0.3, "batch_size": 64, "weight_decay": 0.0, "group_by": "sex"}
 OUT = Path(__file__).parents[1] / "docs" / "benchmarks" / "differential-privacy.csv"
-TABLE = re.compile(r"(?s)(<!-- begin: written by privacy_cost.py -->\n).*(<!-- end -->)")
 HEAD = (
-    "| task | method | epsilon | seeds | mean AUC of hospitals | loses most (AUC lost) | loses least | accuracy lost |"
+    "task",
+    "method",
+    "epsilon",
+    "seeds",
+    "mean AUC of hospitals",
+    "loses most (AUC)",
+    "loses least",
+    "accuracy lost",
 )
 
 
@@ -146,8 +151,8 @@ def with_spread(values):
 
 
 def table(cells):
-    """The page's table; what is lost is paired, seed by seed."""
-    lines = [HEAD, "|---" * 8 + "|"]
+    """The rows of LOSSES; what is lost is paired, seed by seed."""
+    lines = []
     for (task, method, epsilon), cell in cells.items():
         hospitals = [statistics.fmean(one) for (kind, _), one in cell.items() if kind == "hospital"]
         seeds = max(map(len, cell.values()))
@@ -161,13 +166,12 @@ def table(cells):
         ends = [f"{name} ({mean:+.3f} sd {sd:.3f})" for (_, name), (mean, sd) in (*ranked[:1], *ranked[-1:])]
         groups = ", ".join(f"{n} {mean:+.3f} sd {sd:.3f}" for (kind, n), (mean, sd) in lost.items() if kind == "group")
         ends = ends or ["", ""]
-        row = (task, method, epsilon or "none", seeds, f"{statistics.fmean(hospitals):.3f}", *ends, groups)
-        lines.append(f"| {' | '.join(map(str, row))} |")
-    return "\n".join(lines) + "\n"
+        lines.append([task, method, epsilon or "none", seeds, f"{statistics.fmean(hospitals):.3f}", *ends, groups])
+    return lines
 
 
 def write(cells, out):
-    """The figures beside the page, and the page's table; rows of tasks of which no run is here stay as they are."""
+    """Both files; rows of tasks of which no run is here stay as they are."""
     fresh = {task for task, *_ in cells}
     with out.open(newline="") as file:
         head, *rows = csv.reader(file)
@@ -178,11 +182,11 @@ def write(cells, out):
             for (kind, name), values in sorted(cell.items()):
                 mean, sd = with_spread(values)
                 writer.writerow((task, method, epsilon or "none", kind, name, f"{mean:.4f}", f"{sd:.4f}", len(values)))
-    page = out.with_suffix(".md")
-    text = page.read_text()
-    lines = [f"{line}\n" for line in TABLE.search(text)[0].splitlines() if line.startswith("| ")][1:]
-    kept = "".join(line for line in lines if line.split(" | ")[0].removeprefix("| ") not in fresh)
-    page.write_text(TABLE.sub(lambda found: found[1] + table(cells) + kept + found[2], text))
+    losses = out.with_stem(f"{out.stem}-losses")
+    with losses.open(newline="") as file:
+        kept = [row for row in csv.reader(file) if row[0] not in fresh][1:]
+    with losses.open("w", newline="") as file:
+        csv.writer(file, lineterminator="\n").writerows([HEAD, *table(cells), *kept])
 
 
 def main():

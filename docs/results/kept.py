@@ -1,14 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is kept of a comparison: ``runs.csv``, a line per method and seed; the tables of ``compare.md`` follow from it.
+"""What is kept of a comparison: ``runs.csv``, a line per method and seed, and ``shown.csv``, the tables that follow.
 
-``fairflare compare ... --tables docs/results/NAME`` writes compare.json and more; ``keep`` makes ``runs.csv`` of it and
-removes what can be computed from that.
+``fairflare compare ... --tables docs/results/NAME`` writes compare.json, compare.md and more; ``keep`` makes the two
+files of them and removes the rest. ``fairflare paper`` writes NAME.md, of which ``keep_page`` makes ``shown.csv``.
 """
 
 from __future__ import annotations
 
 import csv
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from fairflare.report.fairness import mean_ci
 from fairflare.report.quantities import QUANTITIES, better_higher
 from fairflare.report.values import higher_is_better
 
-RUNS, PAGE = "runs.csv", "compare.md"
+RUNS, PAGE, SHOWN_TABLES = "runs.csv", "compare.md", "shown.csv"
 DROPPED = ("compare.json", "compare.csv", "compare.tex", "tables.csv")
 FIRST = ("method", "trained_with", "seed", "data_seed", "worst_site", "model")
 """Columns before the quantities of the run; model: the first ``SHOWN`` digits of its SHA-256."""
@@ -41,6 +42,36 @@ def keep(folder: Path) -> None:
                 writer.writerow([method["label"], trained, *known, *("" if cell is None else cell for cell in cells)])
     for name in DROPPED:
         (folder / name).unlink(missing_ok=True)
+    keep_page(folder / PAGE)
+
+
+def keep_page(page: Path) -> None:
+    """Write ``shown.csv`` beside a Markdown page, a cell per cell of its tables, and remove the page."""
+    write_shown(page.with_name(SHOWN_TABLES), page.read_text(encoding="utf-8"))
+    page.unlink()
+
+
+def write_shown(path: Path, markdown: str) -> None:
+    """Markdown as CSV: a table's line has its cells, any other line is one cell, a table's rule goes."""
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        for line in markdown.splitlines():
+            if re.fullmatch(r"\|( *:?-+:? *\|)+", line):
+                continue
+            table = line.startswith("|") and line.endswith("|")
+            writer.writerow([cell.strip() for cell in line[1:-1].split("|")] if table else [line])
+
+
+def shown(folder: Path) -> str:
+    """``shown.csv`` of a folder as Markdown."""
+    lines, inside = [], False
+    with (folder / SHOWN_TABLES).open(newline="", encoding="utf-8") as file:
+        for row in csv.reader(file):
+            lines.append(f"| {' | '.join(row)} |" if len(row) > 1 else "".join(row))
+            if len(row) > 1 and not inside:
+                lines.append("| --- " * len(row) + "|")
+            inside = len(row) > 1
+    return "\n".join(lines) + "\n"
 
 
 def comparison(folder: Path) -> Json:
@@ -49,7 +80,7 @@ def comparison(folder: Path) -> Json:
     Returns:
         command, headline, seeds and methods as ``report.compare.compare`` gives them.
     """
-    lines = (folder / PAGE).read_text(encoding="utf-8").splitlines()
+    lines = shown(folder).splitlines()
     headline = lines[0].removeprefix("# ").split(" on ")[0]
     with (folder / RUNS).open(newline="", encoding="utf-8") as file:
         rows = list(csv.DictReader(file))

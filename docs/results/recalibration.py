@@ -99,11 +99,11 @@ def page(rows: Rows) -> str:
         "",
         f"`python docs/results/recalibration.py`; seeds {', '.join(map(str, SEEDS))}; {machine()}.",
         "",
-        "Means over seeds, then in brackets the mean paired difference from the model as it is and its 95 % t-interval",
-        "over seeds. Test splits of the sites; one model per seed in all rows. Calibration in the large is",
-        "the mean predicted risk less the share that it came true of, here without its sign. The splits are the tasks'",
-        "own and do not change with the seed: the intervals say nothing of other patients. The last column counts the",
-        "sites whose Brier score is higher than with the model as it is, a mean over seeds.",
+        "Means over seeds. In brackets: the mean paired difference from the model as it is, and its 95 % t-interval",
+        "over seeds. All rows of a seed use one model and the sites' test splits. Calibration in the large is the mean",
+        "predicted risk minus the share of patients with the outcome, here without its sign. The splits do not change",
+        "with the seed, so the intervals do not cover other patients. The last column counts the sites whose Brier",
+        "score is higher than with the model as it is, a mean over seeds.",
     ]
     for task in TASKS:
         split = "training" if TASKS[task] else "validation"

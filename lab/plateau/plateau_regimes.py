@@ -8,9 +8,9 @@ Student's 95 % interval and, over the comparisons that a regime names here, Holm
 - *There is room* where the interval of the ceiling minus FedAvg lies above 0. Without room a regime says nothing.
 - *Confirmed*: there is room, and the method is better than FedAvg at equal rounds, than FedAvg with as many passes and
   than its placebo: each interval lies above 0 and each of Holm's p is at most .05.
-- *Refuted*: there is room, and the upper end of one of these intervals lies below ``matters``: that part of the promise
-  is shown to gain nothing that matters (one point of accuracy or Dice, .1 of Kendall's tau).
-- *Undecided*: anything else, too few seeds among it: Holm's p of two or three comparisons can be .05 from 7 seeds on.
+- *Contradicted*: there is room, and the upper end of one of these intervals lies below ``matters``: that part of the
+  promise is shown to gain nothing that matters (one point of accuracy or Dice, .1 of Kendall's tau).
+- *Not shown*: anything else, too few seeds among it: Holm's p of two or three comparisons can be .05 from 7 seeds on.
 
 **Rounds.** All arms have the number from which on FedAvg's loss on shared validation images, but for its noise from
 round to round, no longer fell in half as many rounds again, on seed 100, which is not reported (*quality*: as seen with

@@ -60,8 +60,8 @@ def cells(page, head):
 
 @each("folder", FOLDERS, ids=lambda folder: folder.name)
 def test_a_folder_of_results_agrees_with_itself(folder):
-    """Every mean, interval, paired difference, p, Hedges' g and verdict of compare.md follows from runs.csv."""
-    comparison, page = kept.comparison(folder), (folder / "compare.md").read_text(encoding="utf-8")
+    """Every mean, interval, paired difference, p, Hedges' g and verdict of shown.csv follows from runs.csv."""
+    comparison, page = kept.comparison(folder), kept.shown(folder)
     first, *others = comparison["methods"]
     assert f"--tables docs/results/{folder.name}" in comparison["command"] and "torch" in page and "cores" in page
     names = [name for name in NAMES if name in first]
@@ -99,7 +99,7 @@ def statistics_agree(page, others):
     assert seen >= 5 * len(others)
 
 
-PAPERS = sorted(path.parent for path in RESULTS.glob("*/*.md") if path.stem == path.parent.name and "-" in path.stem)
+PAPERS = sorted(path.parent for path in RESULTS.glob("*/*.csv") if path.stem == path.parent.name and "-" in path.stem)
 DIFFERENCE = re.compile(r"[+\u2212]\d+\.\d+\s\[[+\u2212]\d+\.\d+,\s[+\u2212]\d+\.\d+\]")
 
 
@@ -107,11 +107,11 @@ DIFFERENCE = re.compile(r"[+\u2212]\d+\.\d+\s\[[+\u2212]\d+\.\d+,\s[+\u2212]\d+\
 def test_a_sentence_about_a_papers_table_quotes_it(folder):
     """Every difference in the paragraph that begins with the folder's link stands in the folder's own table."""
     name = folder.name
-    said = [part for part in PAGE.split("\n\n") if part.startswith(f"[{name}]({name}/{name}.md)")]
-    table = (folder / f"{name}.md").read_text(encoding="utf-8")
+    said = [part for part in PAGE.split("\n\n") if part.startswith(f"[{name}]({name}/shown.csv)")]
+    table = kept.shown(folder)
     quoted = [" ".join(found.split()) for part in said for found in DIFFERENCE.findall(part)]
     assert [one for one in quoted if one not in table] == []
-    assert said or f"[{name}]({name}/{name}.md)" in PAGE, "every table stands on the page"
+    assert said or f"[{name}]({name}/shown.csv)" in PAGE, "every table stands on the page"
     command = re.search(r"- Command: (.*)", table)
     assert command and command.group(1).startswith("fairflare paper ") and "/" not in command.group(1)
 
@@ -157,7 +157,7 @@ def test_a_fresh_comparison_is_kept_as_its_runs(tmp_path):
     for name in kept.DROPPED[1:]:
         (tmp_path / name).write_text("")
     kept.keep(tmp_path)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["compare.md", "runs.csv"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["runs.csv", "shown.csv"]
     found = kept.comparison(tmp_path)
     assert [found["headline"], found["command"], found["seeds"]] == ["accuracy", "fairflare compare a b", [0, 1, 2]]
     for method, (label, expected) in zip(found["methods"], values.items(), strict=True):
@@ -171,7 +171,7 @@ def test_a_fresh_comparison_is_kept_as_its_runs(tmp_path):
 def test_every_figure_of_the_readme_is_in_a_result(page):
     known = set()
     for folder in FOLDERS:
-        known |= set(FIGURE.findall((folder / "compare.md").read_text(encoding="utf-8")))
+        known |= set(FIGURE.findall(kept.shown(folder)))
     known |= {figure.lstrip("+\u2212-") for figure in known}
     prose = re.sub(r"^```.*?^```", "", page, flags=re.S | re.M)
     strange = [figure for figure in FIGURE.findall(prose) if figure.replace("-", "\u2212") not in known]

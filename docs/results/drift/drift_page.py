@@ -1,19 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writes drift.md from the CSV files beside it.
+"""Writes shown.csv, every table of the measurements, from the other CSV files beside it.
 
 python docs/results/drift/drift_page.py
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
+from pathlib import Path
 
 import drift_plan as plan
 import drift_tables as tables
 
-from fairflare.report.values import signed, text
+sys.path.append(str(Path(__file__).resolve().parents[1]))
 
-PAGE, CHOSEN = tables.HERE / "drift.md", tables.HERE / "chosen.csv"
+from kept import SHOWN_TABLES, write_shown  # noqa: E402
+
+from fairflare.report.values import signed, text  # noqa: E402
+
+CHOSEN = tables.HERE / "chosen.csv"
 TITLES = {
     "heart": "Heart disease: four hospitals, 920 patients (`heart:full`)",
     "support2": "SUPPORT2: four disease classes as sites (`support2:default`)",
@@ -26,49 +32,18 @@ PRESETS = {
 }
 MARKS = {"better": " +", "worse": " −", tables.CANNOT: ""}
 SHOWN = ("preset", "fedavg", "sgd", "scaffold", "whole", "fedavg+intercept", "whole+intercept", "whole-adjusted+shares")
-INTRODUCTION = """# Client drift: which harm of FedAvg comes from averaging?
-
-For researchers and hospitals that lose under FedAvg: is it the averaging, or the local training between two averages?
-
-Between two averages every site trains on its own data, and its model moves towards its own patients. This is client
-drift. One full-batch SGD step per round has none: averaging the sites' models by their number of examples is then
-gradient descent on the mean loss of all patients. What a site loses beyond that comes from local training. What it
-still loses without drift is the price of one model for all.
-
-[`drift_plan.py`](drift_plan.py) was committed before the runs and says what was changed later. Primary endpoint:
-the Brier score at the worst site; and, per site, the Brier score minus that of the site's own model. Each deal
-splits each site's patients at random. Square brackets hold the 95 % interval over deals, widened because deals share
-patients; it covers other patients of the same sites. "+" is better and "−" is worse, by the interval. A negative
-difference of Brier scores is a gain. In the column of sites: gain / cannot be told / lose, and in brackets those
-that gain and that lose by intervals that hold for all sites together (Bonferroni).
-
-```
-python docs/results/drift/drift_run.py FOLDER --only heart,support2,ist   # goes on with what is missing
-python docs/results/drift/drift_tables.py FOLDER      # values.csv, joining.csv; --differences FILE: all differences
-python docs/results/drift/drift_page.py               # this page
-```
-
-{versions}
-
-Limits: arms with one step per round have 250 exchanges, the others the preset's number. Rates were chosen on two
-deals for heart and on one for SUPPORT2 and the trial; on the trial the rate that was chosen for the preset's
-training has a higher mean Brier score than the preset's own, though not beyond chance. Own models ("solo") have the
-preset's training at their best rate; those of full-batch training stand beside them. The worst site differs from
-deal to deal, so that its interval is wide. Not measured, for want of computing time: the trial with other numbers
-of local steps or a logit-adjusted loss, and `heart:flamby`.
-"""
 VERSIONS = "fairflare 0.1.0, torch 2.13.0+cpu, nvflare 2.9.0, numpy 2.4.6, Python 3.11; Linux x86_64, 2 cores, no GPU."
 
 
 def main() -> None:
-    """Write the page."""
-    PAGE.write_text(written(), encoding="utf-8")
+    """Write the file."""
+    write_shown(tables.HERE / SHOWN_TABLES, written())
 
 
 def written() -> str:
-    """The page."""
+    """The tables as Markdown."""
     measured = {row["task"] for row in tables.read(tables.DIFFERENCES)}
-    parts = [INTRODUCTION.format(versions=VERSIONS)]
+    parts = [VERSIONS]
     for task in (task for task in plan.TASKS if task.key in measured):
         parts += [f"## {TITLES[task.key]}", f"{task.deals} deals. The preset: {PRESETS[task.key]}."]
         parts += [main_table(task), "Brier score of each site, minus that of its own model:", site_table(task)]

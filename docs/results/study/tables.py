@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Makes the study's files from the predictions that ``run.py`` has kept, and the tables of its pages.
+"""Makes the study's files from the predictions that ``run.py`` has kept, and ``shown.csv``, its tables.
 
     python docs/results/study/tables.py FOLDER [--only ist]   # values, differences, joining, floors, and the tables
-    python docs/results/study/tables.py                       # the tables alone, from the files
+    python docs/results/study/tables.py                       # shown.csv alone, from the files
     python docs/results/study/tables.py --differences FILE    # every paired difference as one CSV file
 
 ``values.csv`` and ``bootstrap.csv`` have a column per arm. A difference, its interval over seeds, Hedges' g, Holm's p
@@ -24,7 +24,7 @@ from __future__ import annotations
 import argparse
 import csv
 import functools
-import re
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -33,11 +33,15 @@ import answers
 import numpy as np
 import plan
 
-from fairflare.core.seeds import derive
-from fairflare.engine.setup import tasks
-from fairflare.report.fairness import effect_size, hierarchical, holm, mean_ci, paired
-from fairflare.report.fairness import verdict as paired_verdict
-from fairflare.report.values import signed, text, with_interval
+sys.path.append(str(Path(__file__).resolve().parents[1]))
+
+from kept import SHOWN_TABLES, write_shown  # noqa: E402
+
+from fairflare.core.seeds import derive  # noqa: E402
+from fairflare.engine.setup import tasks  # noqa: E402
+from fairflare.report.fairness import effect_size, hierarchical, holm, mean_ci, paired  # noqa: E402
+from fairflare.report.fairness import verdict as paired_verdict  # noqa: E402
+from fairflare.report.values import signed, text, with_interval  # noqa: E402
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
@@ -68,7 +72,6 @@ OVERALL = {"mean": "mean", "worst": "worst", "worst kind": "worst look's", "pati
 """Over sites, each counting the same; the worst of them; of kinds of sites; over patients."""
 LINEAR = ("accuracy", "brier")
 """Metrics that are means over patients."""
-BLOCK = re.compile(r"(<!-- study: (?P<kind>[a-z]+) (?P<task>[\w-]+) -->\n)(.*?)(<!-- end of study -->)", re.S)
 Scored = dict[str, np.ndarray]
 """Metric -> (1 + RESAMPLES,): of the patients as they are, then of each resample."""
 Rows = list[dict[str, str]]
@@ -85,8 +88,7 @@ def main() -> None:
         return write(options.differences, HEADER, [list(row.values()) for row in read(DIFFERENCES)])
     if options.folder:
         write_files(options.folder, options.only.split(",") if options.only else [study.key for study in plan.STUDIES])
-    for page in PAGES:
-        page.write_text(filled(page.read_text(encoding="utf-8")), encoding="utf-8")
+    write_shown(HERE / SHOWN_TABLES, "\n".join(shown()))
 
 
 def write_files(folder: Path, keys: Sequence[str]) -> None:
@@ -497,17 +499,15 @@ def read(path: Path) -> Rows:
     return differences() if path == DIFFERENCES else LONG.get(path, plain)(path)
 
 
-def filled(page: str) -> str:
-    """The page with its tables as the files have them."""
-    kinds = {"endpoints": endpoints, "joining": joined, "sites": sites_of, "chosen": chosen}
-    rows = {path: read(path) for path in (DIFFERENCES, JOINING, VALUES, FLOORS, HERE / "chosen.csv")}
-
-    def table(found: re.Match[str]) -> str:
-        study = next(study for study in plan.STUDIES if study.key == found["task"])
-        own = {path: [row for row in lines if row["task"] == study.key] for path, lines in rows.items()}
-        return found[1] + "\n" + "\n".join(kinds[found["kind"]](study, own)) + "\n\n" + found[5]
-
-    return BLOCK.sub(table, page)
+def shown() -> list[str]:
+    """Every table of every task, under its title."""
+    files = {path: read(path) for path in (DIFFERENCES, JOINING, VALUES, FLOORS, HERE / "chosen.csv")}
+    lines = []
+    for study in plan.STUDIES:
+        own = {path: [row for row in rows if row["task"] == study.key] for path, rows in files.items()}
+        for make in (endpoints, joined, sites_of, chosen):
+            lines += [f"## {study.key}: {make.__name__.removesuffix('_of')}", "", *make(study, own), ""]
+    return lines
 
 
 def endpoints(study: plan.Study, rows: Mapping[Path, Rows]) -> list[str]:

@@ -20,7 +20,7 @@ from test_printed_form import OURS, PRINTED, Shown  # noqa: E402
 ROOT = Path(__file__).parents[3]
 SHARED = ROOT.parent / "shared" / "data" / "published"
 NAMES = sorted(path.stem for path in tabulate.FOLDER.glob("*-table-*.csv"))
-CARD = (ROOT / "docs" / "methods" / "fedufo.md").read_text(encoding="utf-8")
+CARD = (ROOT / "docs" / "results" / "fedufo.md").read_text(encoding="utf-8")
 
 
 def transcribed(name):

@@ -16,7 +16,8 @@ from fairflare.engine.setup import tasks
 from plugin_files import loaded
 
 FOLDER = ROOT / "lab" / "plateau"
-sys.path[:0] = [str(FOLDER)]
+sys.path[:0] = [str(FOLDER), str(ROOT / "docs" / "results")]
+import kept  # noqa: E402
 import plateau_page as page  # noqa: E402
 import plateau_regimes as regimes  # noqa: E402
 
@@ -38,8 +39,10 @@ def run():
         sys.modules.pop(name)
 
 
-def test_page_and_cards_follow_from_the_files_which_are_small():
+def test_page_and_cards_follow_from_the_files_which_are_small(tmp_path):
     assert page.PAGE.read_text(encoding="utf-8") == page.written()
+    page.write_shown(tmp_path / page.SHOWN.name, page.shown())
+    assert page.SHOWN.read_bytes() == (tmp_path / page.SHOWN.name).read_bytes()
     for name in page.CARDS:
         card = page.card_of(name).read_text(encoding="utf-8")
         assert card == page.with_bench(card, name), f"{name}: python lab/plateau/plateau_page.py writes it"
@@ -63,7 +66,7 @@ def test_every_arm_has_the_same_seeds_and_the_configuration_that_is_declared(reg
 @pytest.mark.parametrize("regime", JUDGED, ids=[regime.key for regime in JUDGED])
 def test_intervals_and_verdicts_on_the_page_are_those_of_scipy_and_of_the_rule(regime):
     """Read from the page's own words and worked out from the values by other code."""
-    text = page.PAGE.read_text(encoding="utf-8").split(f"\n## {regime.title}\n")[1].split("\n## ")[0]
+    text = f"\n{kept.shown(page.RESULTS)}".split(f"\n## {regime.title}\n")[1].split("\n## ")[0]
     values = page.endpoint(regime)
     n, scale = len(values[regime.method]), page.factor(regime)
     assert f"{n} of {len(regimes.SEEDS)} seeds" in text
@@ -94,7 +97,7 @@ def test_intervals_and_verdicts_on_the_page_are_those_of_scipy_and_of_the_rule(r
     elif decided and all(low > 0 for low, _ in ends.values()):
         expected = page.CONFIRMED
     else:
-        expected = page.REFUTED if any(high < regime.matters for _, high in ends.values()) else page.UNDECIDED
+        expected = page.CONTRADICTED if any(high < regime.matters for _, high in ends.values()) else page.UNDECIDED
     assert said == expected
     lines = page.PAGE.read_text(encoding="utf-8").splitlines()
     overview = next(line for line in lines if line.startswith(f"| {regime.title} |"))
@@ -104,7 +107,7 @@ def test_intervals_and_verdicts_on_the_page_are_those_of_scipy_and_of_the_rule(r
 @pytest.mark.parametrize("regime", OWN, ids=[regime.key for regime in OWN])
 def test_baselines_on_the_page_are_held_against_fedavg_and_training_alone(regime):
     """Of what has run: differences and intervals by other code."""
-    text = page.PAGE.read_text(encoding="utf-8").split(f"\n## {regime.title}\n")[1].split("\n## ")[0]
+    text = f"\n{kept.shown(page.RESULTS)}".split(f"\n## {regime.title}\n")[1].split("\n## ")[0]
     values = page.endpoint(regime)
     if not values:
         assert "**Not run**" in text
@@ -127,7 +130,7 @@ def test_a_rule_decides_nothing_without_room_or_with_few_seeds():
     values = {"fedavg": noise, "passes": noise, "placebo": noise, "method": gain, "ceiling": gain + 0.02}
     assert page.verdict(regime, values) == page.CONFIRMED
     assert page.verdict(regime, {arm: of[:6] for arm, of in values.items()}) == page.UNDECIDED
-    assert page.verdict(regime, {**values, "placebo": gain + noise}) == page.REFUTED
+    assert page.verdict(regime, {**values, "placebo": gain + noise}) == page.CONTRADICTED
     assert page.verdict(regime, {**values, "ceiling": noise[::-1]}) == page.NO_ROOM
 
 
