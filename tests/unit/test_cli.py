@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+from collections import Counter
 
 import pytest
 import torch
@@ -69,6 +70,16 @@ def test_a_group_s_verb_is_the_command_of_the_old_name(words, command, capsys):
     assert [code for code, _, _ in outs] == [0, 0]
     (said, _, texts), (_, _, same) = (out.partition("\n\n") for _, out, _ in outs)
     assert texts == same and f" {' '.join(words)} [OPTIONS]" in said
+
+
+@each("command", ["run", "export", "compare"])
+def test_help_shows_options_by_purpose_and_each_once(command, capsys):
+    _, out, _ = call(capsys, command, "--help")
+    titles = [line for line in out.splitlines() if line and line[0] != " " and line.endswith(":")]
+    assert titles[:2] == ["Data:", "Method and training:"] and titles[-1] == "Results:" and len(titles) in (3, 4)
+    shown = Counter(re.findall(r"^  (?:-h, )?(--[\w-]+)", out.partition("\nData:")[2], re.MULTILINE))
+    options = [one.opts[-1 if one.name == "help" else 0] for one in cli.cli.get_command(None, command).params[1:]]
+    assert shown == Counter([*options, "--help"])
 
 
 def test_a_group_says_its_verbs_and_an_old_name_the_new_one(capsys, monkeypatch):

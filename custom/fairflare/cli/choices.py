@@ -19,6 +19,26 @@ from fairflare.studies.waiting import started
 Command = TypeVar("Command", bound="Callable[..., None] | click.Command")
 
 
+SECTIONS = {
+    "Data": "task datalists kind classes without code script init_from plan sites accept",
+    "Method and training": "rounds seed seeds values grid robust trainer rule selector server_optimizer after tune",
+    "Where and how it runs": "env kit preinstalled wait sim_threads workers backend scheduler no_cache",
+}
+"""Section of a command's help -> its options; all others are below."""
+
+
+class Grouped(click.Command):
+    """A command whose help shows its options by purpose."""
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        rows = {one.name: row for one in self.get_params(ctx) if (row := one.get_help_record(ctx))}
+        found = {title: [rows.pop(name) for name in names.split() if name in rows] for title, names in SECTIONS.items()}
+        for title, own in {**found, "Results": list(rows.values())}.items():
+            if own:
+                with formatter.section(title):
+                    formatter.write_dl(own)
+
+
 def generated(model: type[BaseModel]) -> Callable[[Command], Command]:
     """Options of those fields of ``model`` that have a ``Flag``; the command gets them by the fields' names."""
 

@@ -276,7 +276,7 @@ class _Loader(yaml.SafeLoader):
 
 def write_run_file(config: RunConfig, folder: Path, env: str) -> None:
     """Write ``RUN_FILE`` to a run's folder, with every choice; nothing for a part of a join or an evaluation."""
-    from fairflare.engine.files import INITIAL
+    from fairflare.engine.files import INITIAL, save_text
     from fairflare.engine.setup.run_config import RUN_KEYS
 
     if config.join or config.fold or config.evaluation:
@@ -301,7 +301,7 @@ def write_run_file(config: RunConfig, folder: Path, env: str) -> None:
         },
     }
     text = yaml.safe_dump(content, sort_keys=False, allow_unicode=True)
-    (folder / RUN_FILE).write_text(f"# fairflare run {RUN_FILE} --out DIR repeats this run.\n{text}", encoding="utf-8")
+    save_text(folder / RUN_FILE, f"# fairflare run {RUN_FILE} --out DIR repeats this run.\n{text}")
 
 
 def say_reasons(config: RunConfig) -> None:
