@@ -24,7 +24,7 @@ class RunCommand(Grouped):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         rest = super().parse_args(ctx, args)
-        if (path := ctx.params["method"]).endswith(SUFFIXES):
+        if (path := ctx.params.get("method") or "").endswith(SUFFIXES):
             line = click.core.ParameterSource.COMMANDLINE
             names = RunFile.model_fields.keys() & ctx.params.keys() - {"method"}
             given = {name: ctx.params[name] for name in names if ctx.get_parameter_source(name) is line}
