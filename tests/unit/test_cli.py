@@ -78,8 +78,22 @@ def test_help_shows_options_by_purpose_and_each_once(command, capsys):
     titles = [line for line in out.splitlines() if line and line[0] != " " and line.endswith(":")]
     assert titles[:2] == ["Data:", "Method and training:"] and titles[-1] == "Results:" and len(titles) in (3, 4)
     shown = Counter(re.findall(r"^  (?:-h, )?(--[\w-]+)", out.partition("\nData:")[2], re.MULTILINE))
-    options = [one.opts[-1 if one.name == "help" else 0] for one in cli.cli.get_command(None, command).params[1:]]
+    options = [
+        one.opts[-1 if one.name == "help" else 0]
+        for one in cli.cli.get_command(None, command).params[1:]
+        if not one.hidden
+    ]
     assert shown == Counter([*options, "--help"])
+
+
+def test_an_option_that_a_setting_replaces_says_so_on_a_terminal(capsys, monkeypatch, tmp_path):
+    """It works in this version, and no help shows it."""
+    line = ("export", "fedavg", "--task", "support2", "--server-optimizer", "adam", "--out")
+    monkeypatch.setattr("fairflare.cli.choices.at_terminal", lambda stream: True)
+    code, _, err = call(capsys, *line, tmp_path / "old")
+    assert code == 0 and "fairflare: --server-optimizer: is now --set server_optimizer=adam\n" in err
+    _, said, _ = call(capsys, "run", "--help")
+    assert not re.search("--(trainer|rule|selector|server-optimizer|after|tune)", said)
 
 
 def test_a_group_says_its_verbs_and_an_old_name_the_new_one(capsys, monkeypatch):

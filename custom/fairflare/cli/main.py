@@ -20,7 +20,7 @@ from fairflare.core import lab, plugins
 from fairflare.core.errors import FairFlareError, MissingData, UserError
 from fairflare.core.signals import ends_by_signal, how_it_ended
 from fairflare.core.validation import CONTROL, shown, unlisted
-from fairflare.studies.waiting import starting
+from fairflare.studies.waiting import at_terminal, starting
 
 LONGEST = 1500
 """Characters of the line."""
@@ -117,7 +117,7 @@ class Commands(click.Group):
                 )
             click.echo("\n".join(f"fairflare {one} {words}" for one, words in self.rows(group)))
             ctx.exit()
-        if group in NEW and sys.stderr.isatty():
+        if group in NEW and at_terminal(sys.stderr):
             click.echo(f"fairflare {group}: is now fairflare {NEW[group]}", err=True)
         return super().resolve_command(ctx, args)
 
