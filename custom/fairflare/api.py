@@ -274,7 +274,7 @@ class Federation:
         if (file := self._file) is None:
             raise UserError("fit: the run was opened, and has ended; a new Federation begins another")
         threads, count = file.sim_threads, workers if workers is not None else file.workers or 1
-        deployment = file.deployment(threads, count)
+        deployment = file.deployment(threads, file.workers)
         folder = Path(out) if out is not None else file.out or default_folder(self.config)
         with as_before(self._named, progress):
             if deployment and env is None:

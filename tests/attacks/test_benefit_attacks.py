@@ -104,5 +104,5 @@ def test_a_site_may_refuse_to_say_it():
     for steps in ((), ("recalibrate",)):
         with pytest.raises(UserError, match="solo: expected false"):
             Policy(after=steps).check(config)
-    Policy(after=("solo",)).check(config)
+    Policy(after=["solo"]).check(config)
     Policy().check(config)

@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+from collections import Counter
 
 import pytest
 import torch
@@ -43,14 +44,13 @@ def test_list_tells_everything(capsys):
     assert "FedISM+" in call(capsys, "list")[1]
 
 
-def test_commands_are_shown_by_purpose_and_alone_in_ten_lines(capsys):
-    named = [name for names in cli.PURPOSES.values() for name in names.split()]
-    assert sorted(named) == sorted(cli.COMMANDS)
+def test_commands_are_shown_by_group_and_alone_in_ten_lines(capsys):
+    assert {*cli.VERBS.values(), *cli.DAILY.split()} == set(cli.COMMANDS)
     with pytest.raises(SystemExit) as stop:
         cli.main([])
     lines = capsys.readouterr().out.splitlines()
     assert stop.value.code == 0 and len(lines) <= 10 and max(map(len, lines)) <= 82
-    assert all(any(name in line for line in lines) for name in named)
+    assert all(any(line.split()[:1] == [group] and verb in line for line in lines) for group, verb in cli.VERBS)
 
 
 def test_help_shows_the_whole_first_sentence_of_every_command(capsys, monkeypatch):
@@ -58,9 +58,56 @@ def test_help_shows_the_whole_first_sentence_of_every_command(capsys, monkeypatc
     code, out, _ = call(capsys, "--help")
     said = " ".join(out.split())
     assert code == 0 and max(map(len, out.splitlines())) <= 80
-    for name in cli.COMMANDS:
-        one = cli.cli.get_command(None, name)
-        assert one.name == name and f"{name} {cli.first_sentence(one)}" in said and cli.first_sentence(one), name
+    shown = {" ".join(words): command for words, command in cli.VERBS.items()}
+    for name, command in {**shown, **{daily: daily for daily in cli.DAILY.split()}}.items():
+        one = cli.cli.get_command(None, command)
+        assert one.name == command and f"{name} {cli.first_sentence(one)}" in said and cli.first_sentence(one), name
+
+
+@each("words, command", cli.VERBS.items())
+def test_a_group_s_verb_is_the_command_of_the_old_name(words, command, capsys):
+    outs = [call(capsys, *line, "--help") for line in (words, (command,))]
+    assert [code for code, _, _ in outs] == [0, 0]
+    (said, _, texts), (_, _, same) = (out.partition("\n\n") for _, out, _ in outs)
+    assert texts == same and f" {' '.join(words)} [OPTIONS]" in said
+
+
+@each("command", ["run", "export", "compare"])
+def test_help_shows_options_by_purpose_and_each_once(command, capsys):
+    _, out, _ = call(capsys, command, "--help")
+    titles = [line for line in out.splitlines() if line and line[0] != " " and line.endswith(":")]
+    assert titles[:2] == ["Data:", "Method and training:"] and titles[-1] == "Results:" and len(titles) in (3, 4)
+    shown = Counter(re.findall(r"^  (?:-h, )?(--[\w-]+)", out.partition("\nData:")[2], re.MULTILINE))
+    options = [
+        one.opts[-1 if one.name == "help" else 0]
+        for one in cli.cli.get_command(None, command).params[1:]
+        if not one.hidden
+    ]
+    assert shown == Counter([*options, "--help"])
+
+
+def test_an_option_that_a_setting_replaces_says_so_on_a_terminal(capsys, monkeypatch, tmp_path):
+    """It works in this version, and no help shows it."""
+    line = ("export", "fedavg", "--task", "support2", "--server-optimizer", "adam", "--out")
+    monkeypatch.setattr("fairflare.cli.choices.at_terminal", lambda stream: True)
+    code, _, err = call(capsys, *line, tmp_path / "old")
+    assert code == 0 and "fairflare: --server-optimizer: is now --set server_optimizer=adam\n" in err
+    _, said, _ = call(capsys, "run", "--help")
+    assert not re.search("--(trainer|rule|selector|server-optimizer|after|tune)", said)
+
+
+def test_a_group_says_its_verbs_and_an_old_name_the_new_one(capsys, monkeypatch):
+    code, out, _ = call(capsys, "job")
+    assert code == 0 and [line.split()[:3] for line in out.splitlines()] == [
+        ["fairflare", "job", "export"],
+        ["fairflare", "job", "inspect"],
+    ]
+    code, _, err = call(capsys, "data", "inti", "folder")
+    assert code == 2 and err == "fairflare: fairflare data: unknown verb 'inti'; did you mean init?\n"
+    assert call(capsys, "list", "--json")[2] == "", "no word to a program"
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+    assert call(capsys, "list", "--json")[2] == "fairflare list: is now fairflare study list\n"
+    assert call(capsys, "study", "list", "--json")[2] == ""
 
 
 def test_tasks_on_own_data_have_no_number_of_sites(capsys):

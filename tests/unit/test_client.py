@@ -180,8 +180,8 @@ def test_a_policy_lists_the_scripts_that_a_job_may_name(tmp_path):
     path, _ = write_script(tmp_path)
     values = {"script": "train.network", "site_names": "A,B"}
     content = make_config("fedavg", "script", values=values).to_json()
-    site_policy.check_config(content, Policy(names=("train.network",)), [path.parent])
-    for policy, homes in ((Policy(names=("train.other",)), [path.parent]), (Policy(), [tmp_path / "empty"])):
+    site_policy.check_config(content, Policy(names=["train.network"]), [path.parent])
+    for policy, homes in ((Policy(names=["train.other"]), [path.parent]), (Policy(), [tmp_path / "empty"])):
         with pytest.raises(UserError, match="script: expected"):
             site_policy.check_config(content, policy, homes)
 

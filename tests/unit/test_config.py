@@ -1,13 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """Configurations: defaults, precedence, errors in one line, and the round trip through JSON."""
 
+import dataclasses
 import json
+from typing import Literal
 
 import pytest
 
 from cases import each
-from fairflare.core import registry
+from fairflare.core import registry, validation
 from fairflare.core.errors import UserError
+from fairflare.data.site_config import SiteConfig
 from fairflare.engine.setup.config import RunConfig, make_config
 from fairflare.engine.setup.parts import build_parts
 
@@ -103,6 +106,68 @@ def test_mistakes_are_one_line(positional, keywords, message):
     with pytest.raises(UserError, match=message) as error:
         make_config(*positional, **keywords)
     assert "\n" not in str(error.value)
+
+
+@each(
+    "change, message",
+    [
+        ({"seed": "x"}, "seed: expected a whole number, got 'x'"),
+        ({"seed": True}, "seed: expected a whole number, got True"),
+        ({"seed": -1}, "seed: expected a whole number from 0 to 9007199254740992, got -1"),
+        ({"seeds": 1}, "unknown key 'seeds'; did you mean seed?"),
+        ({"tune": "neck"}, "tune: expected one of all, head, norm, lora, got 'neck'"),
+        ({"cap_weights": "most"}, "cap_weights: expected a number or one of auto, spread, got 'most'"),
+        ({"cap_weights": 2.0}, "cap_weights: expected a number from 0 to 1 or one of auto, spread, got 2.0"),
+        ({"code": {"net": 3}}, "code: net: expected text, got 3"),
+        ({"clients": ["a", "b/c", "d", "e"]}, "clients: expected a name of letters, digits, - and _, got 'b/c'"),
+        ({"min_sites": 9}, "min_sites: expected at most the task's 4 sites, got 9"),
+        ({"training": {"rounds": 3}}, "training: expected a Training, got {'rounds': 3}"),
+    ],
+)
+def test_a_configuration_is_valid_by_construction(change, message):
+    with pytest.raises(UserError) as error:
+        dataclasses.replace(make_config("fedavg", TASK), **change)
+    assert str(error.value) == message
+
+
+def test_a_sites_own_file_is_valid_by_construction():
+    assert SiteConfig(cache_rate=1).cache_rate == 1.0
+    for keys, message in (
+        ({"gpu": "first"}, "gpu: expected a whole number, got 'first'"),
+        ({"gpu": 0, "gpus": "1"}, ""),
+    ):
+        with pytest.raises(UserError, match=message or "gpus: expected gpu or gpus, got 'both'"):
+            SiteConfig(**keys)
+
+
+@each(
+    "hint, text, value",
+    [
+        (int, "2.0", 2),
+        (float, "1e-3", 0.001),
+        (bool, "false", False),
+        (bool, 1, True),
+        (int | None, "none", None),
+        (str | None, "none", None),
+        (str, "2", "2"),
+        (float | Literal["auto"], "auto", "auto"),
+        (float | Literal["auto"], "0.5", 0.5),
+    ],
+)
+def test_a_command_lines_text_is_the_value_that_it_stands_for(hint, text, value):
+    cls = dataclasses.make_dataclass("One", [("x", hint)])
+    assert (found := validation.parsed(cls, "x", text)) == value and type(found) is type(value)
+
+
+@each(
+    "hint, text",
+    [(int, "1_0"), (float, "1_0.5"), (float, "nan"), (bool, "2"), (int, "9" * 5000), (int, True), (int, "")],
+)
+def test_a_text_that_is_no_value_is_refused(hint, text):
+    cls = dataclasses.make_dataclass("One", [("x", hint)])
+    with pytest.raises(UserError, match="^x: expected (a number|a whole number|true or false)") as error:
+        validation.parsed(cls, "x", text)
+    assert len(str(error.value)) < 200
 
 
 def test_other_formats_are_refused():

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal, TypeVar, get_args, get_origin
@@ -13,10 +14,31 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from fairflare.cli.options import PATH, option
-from fairflare.studies.run_file import Choices, Flag, Place, Run, names_of, say_reasons
-from fairflare.studies.waiting import started
+from fairflare.studies.run_file import Choices, Flag, Given, Place, Run, names_of, say_reasons
+from fairflare.studies.waiting import at_terminal, started
 
+M = TypeVar("M", bound=Given)
 Command = TypeVar("Command", bound="Callable[..., None] | click.Command")
+
+
+SECTIONS = {
+    "Data": "task datalists kind classes without code script init_from plan sites accept",
+    "Method and training": "rounds seed seeds values grid robust",
+    "Where and how it runs": "env kit preinstalled wait sim_threads workers backend scheduler no_cache",
+}
+"""Section of a command's help -> its options; all others are below."""
+
+
+class Grouped(click.Command):
+    """A command whose help shows its options by purpose."""
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        rows = {one.name: row for one in self.get_params(ctx) if (row := one.get_help_record(ctx))}
+        found = {title: [rows.pop(name) for name in names.split() if name in rows] for title, names in SECTIONS.items()}
+        for title, own in {**found, "Results": list(rows.values())}.items():
+            if own:
+                with formatter.section(title):
+                    formatter.write_dl(own)
 
 
 def generated(model: type[BaseModel]) -> Callable[[Command], Command]:
@@ -42,8 +64,18 @@ def _option(name: str, field: FieldInfo, flag: Flag) -> Callable[[Command], Comm
         return click.option(*names, is_flag=True, help=flag.help)
     words = flag.words or (get_args(kind) if get_origin(kind) is Literal else ())
     texts: Any = click.Choice(words) if words else PATH if kind is Path else str
-    default = None if many else field.default
-    return option(*names, type=texts, multiple=many, default=default, metavar=flag.metavar, help=flag.help)
+    default: Any = None if many else field.default
+    more = {"type": texts, "multiple": many, "default": default, "hidden": not flag.help}
+    return option(*names, metavar=flag.metavar, help=flag.help, **more)
+
+
+def _taken(model: type[M], given: dict[str, Any]) -> M:
+    """A ``model`` of its fields, taken out of what was ``given``; a terminal shows what replaces an old option."""
+    own = {key: given.pop(key) for key in model.model_fields}
+    for name, field in model.model_fields.items():
+        if own[name] is not None and Flag() in field.metadata and at_terminal(sys.stderr):
+            click.echo(f"fairflare: --{name.replace('_', '-')}: is now --set {name}={own[name]}", err=True)
+    return model.read(own, "--")
 
 
 def choices_options(command: Callable[..., None]) -> Callable[..., None]:
@@ -52,7 +84,7 @@ def choices_options(command: Callable[..., None]) -> Callable[..., None]:
     @generated(Choices)
     @functools.wraps(command)
     def with_choices(**given: Any) -> None:
-        chosen = Choices.read({key: given.pop(key) for key in Choices.model_fields}, "--")
+        chosen = _taken(Choices, given)
         task, choices = chosen.choices(folds=click.get_current_context().info_name == "join")
         command(task=task, choices=choices, **given)
 
@@ -66,7 +98,7 @@ def config_options(command: Callable[..., None]) -> Callable[..., None]:
     @generated(Run)
     @functools.wraps(command)
     def with_config(**given: Any) -> None:
-        config = Run.read({key: given.pop(key) for key in Run.model_fields}, "--").config()
+        config = _taken(Run, given).config()
         say_reasons(config)
         started()  # processes may be forked from here on
         command(config=config, **given)
@@ -80,7 +112,7 @@ def run_options(command: Callable[..., None]) -> Callable[..., None]:
     @generated(Place)
     @functools.wraps(command)
     def with_env(**given: Any) -> None:
-        place = Place.read({key: given.pop(key) for key in Place.model_fields}, "--")
+        place = _taken(Place, given)
         deployment = place.deployment(given.get("sim_threads"), given.get("workers"))
         command(env=place.env, deployment=deployment, **given)
 

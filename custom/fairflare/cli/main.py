@@ -11,6 +11,7 @@ import shlex
 import signal
 import sys
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -18,8 +19,8 @@ from fairflare import __version__
 from fairflare.core import lab, plugins
 from fairflare.core.errors import FairFlareError, MissingData, UserError
 from fairflare.core.signals import ends_by_signal, how_it_ended
-from fairflare.core.validation import CONTROL, shown
-from fairflare.studies.waiting import starting
+from fairflare.core.validation import CONTROL, shown, unlisted
+from fairflare.studies.waiting import at_terminal, starting
 
 LONGEST = 1500
 """Characters of the line."""
@@ -37,14 +38,25 @@ MODULES = {
     "run": "export resume run",
     "studies": "compare",
 }
-PURPOSES = {
-    "Data": "init preflight plan fingerprint",
-    "Training": "list tasks describe run resume compare new",
-    "Results": "report watch verify risk after forget",
-    "Decisions": "join join-sheet sheet join-forecast combine",
-    "Model in use": "predict evaluate export-model monitor",
-    "Deployment": "export inspect",
+DAILY = "run compare join predict"
+"""Verbs that also stand alone."""
+GROUPS = {
+    "data": ("Look at data and prepare them.", "init preflight plan fingerprint"),
+    "run": ("Train, and read what came of it.", "resume watch report verify after risk forget"),
+    "join": ("Decide on joining.", "forecast=join-forecast sheet=join-sheet combine"),
+    "use": ("Use a finished run's model.", "predict evaluate export=export-model sheet monitor"),
+    "study": ("Compare methods, and see what there is.", "compare list tasks describe new"),
+    "job": ("NVIDIA FLARE jobs.", "export inspect"),
 }
+"""Group -> its purpose, and its verbs, each with the command that it is where that has another name."""
+VERBS = {
+    (group, verb): command or verb
+    for group, (_, verbs) in GROUPS.items()
+    for verb, _, command in (one.partition("=") for one in verbs.split())
+}
+"""(group, verb) -> command."""
+NEW = {command: " ".join(words) for words, command in VERBS.items() if command not in DAILY.split()}
+"""Command -> what it is called now."""
 COMMANDS = {command: module for module, commands in MODULES.items() for command in commands.split()}
 """Command -> the module of this package that has it, which is imported when the command is asked for."""
 
@@ -93,6 +105,27 @@ class Commands(click.Group):
     def list_commands(self, ctx: click.Context) -> list[str]:
         return sorted({*COMMANDS, *plugins.modules_by_name(plugins.COMMANDS)})
 
+    def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
+        """Also of a group's verb; on a terminal an old name is followed by the new one."""
+        group, verb = (*args, "", "")[:2]
+        if old := VERBS.get((group, verb)) or (verb if group == "study" and verb in lab.COMMANDS else None):
+            return f"{group} {verb}", self.get_command(ctx, old), args[2:]
+        if group in GROUPS and group not in COMMANDS:
+            if verb not in ("", *ctx.help_option_names):
+                raise UserError(
+                    f"fairflare {group}: {unlisted('verb', verb, [one for of, one in VERBS if of == group])}"
+                )
+            click.echo("\n".join(f"fairflare {one} {words}" for one, words in self.rows(group)))
+            ctx.exit()
+        if group in NEW and at_terminal(sys.stderr):
+            click.echo(f"fairflare {group}: is now fairflare {NEW[group]}", err=True)
+        return super().resolve_command(ctx, args)
+
+    def rows(self, group: str) -> list[tuple[str, str]]:
+        """Each verb of a group, with what it does."""
+        known = {verb: self.get_command(click.Context(self), old) for (of, verb), old in VERBS.items() if of == group}
+        return [(f"{group} {verb}", first_sentence(one)) for verb, one in known.items() if one]
+
     def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
         if name not in COMMANDS:
             for point in plugins.in_group(plugins.COMMANDS):
@@ -106,15 +139,16 @@ class Commands(click.Group):
         return next(one for one in vars(module).values() if isinstance(one, click.Command) and one.name == name)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """By purpose, in the order of use; what plugins bring is in a section of its own."""
+        """Those of every day, then by group; what plugins bring is in a section of its own."""
         known = {name: self.get_command(ctx, name) for name in self.list_commands(ctx)}
-        named = {name for names in PURPOSES.values() for name in names.split()}
-        sections = {**PURPOSES, "Of plugins": " ".join(name for name in known if name not in named)}
-        for title, names in sections.items():
-            rows = [(name, first_sentence(one)) for name in names.split() if (one := known.get(name))]
-            if rows:
-                with formatter.section(title):
-                    formatter.write_dl(rows)
+        daily = DAILY.split()
+        others = [name for name in known if name not in (*VERBS.values(), *daily)]
+        alone = [(name, first_sentence(one)) for name in (*daily, *others) if (one := known.get(name))]
+        sections = {"Every day, and of plugins": alone}
+        sections |= {title: self.rows(group) for group, (title, _) in GROUPS.items()}
+        for title, rows in sections.items():
+            with formatter.section(title.rstrip(".")):
+                formatter.write_dl(rows)
 
 
 def first_sentence(command: click.Command) -> str:
@@ -123,11 +157,11 @@ def first_sentence(command: click.Command) -> str:
 
 
 def first_screen() -> str:
-    """What ``fairflare`` alone shows: the commands by purpose, and where more is."""
-    width = max(map(len, PURPOSES))
-    rows = [f"  {title:{width}}  {', '.join(names.split())}" for title, names in PURPOSES.items()]
-    head = "Fair federated learning for hospitals, as NVIDIA FLARE jobs: fairflare COMMAND ..."
-    return "\n".join([head, *rows, "fairflare --help says what each does; fairflare COMMAND --help, how."])
+    """What ``fairflare`` alone shows: the verbs of each group, and where more is."""
+    verbs = {group: ", ".join(verb for of, verb in VERBS if of == group) for group in GROUPS}
+    head = "Fair federated learning for hospitals, as NVIDIA FLARE jobs: fairflare GROUP VERB"
+    rows = [f"  {group:5}  {names}" for group, names in {"": DAILY.replace(" ", ", "), **verbs}.items()]
+    return "\n".join([head, *rows, "fairflare --help says what each does; fairflare GROUP VERB --help, how."])
 
 
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})

@@ -10,12 +10,12 @@ from typing import Any
 import click
 
 from fairflare.cli import options
-from fairflare.cli.choices import choices_options
+from fairflare.cli.choices import Grouped, choices_options
 from fairflare.studies.labels import comparison_name, on_grid
 from fairflare.studies.run_file import say_reasons
 
 
-@click.command()
+@click.command(cls=Grouped)
 @click.argument("methods", nargs=-1, required=True, metavar="METHOD METHOD...")
 @choices_options
 @options.option("--seeds", default="0", metavar="0,1,2", help="Seeds, matched across methods.")

@@ -208,6 +208,7 @@ NATIVE = {
     "dict_type": "keys and values",
     "too_long": "at most {max_length} entries",
     "literal_error": "one of {expected}",
+    "is_instance_of": "a {class}",
 }
 """pydantic's kind of error -> what it expected, in this package's words."""
 

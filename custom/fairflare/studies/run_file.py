@@ -42,9 +42,12 @@ Values = Mapping[str, str]
 
 @dataclasses.dataclass(frozen=True)
 class Flag:
-    """How the command line shows a field: what it is for, what stands for its value, other names, and its words."""
+    """How the command line shows a field: what it is for, what stands for its value, other names, and its words.
 
-    help: str
+    Without ``help`` it is not shown: ``--set`` with its name replaces it.
+    """
+
+    help: str = ""
     metavar: str | None = None
     names: tuple[str, ...] = ()
     words: tuple[str, ...] = ()
@@ -106,17 +109,18 @@ class Choices(Given):
     plan: Annotated[Path | None, Flag("Defaults that `fairflare plan` made of fingerprints.", "FILE")] = None
     rounds: Annotated[int | None, Flag("Communication rounds; the preset's by default.", "N")] = None
     sites: Annotated[int | None, Flag("Number of sites; the preset's by default.", "K")] = None
-    trainer: Annotated[str | None, Flag("Another trainer than METHOD's, or another method's: scaffold.", "ID")] = None
-    rule: Annotated[str | None, Flag("Another rule: moon --rule fedheal is fedheal --trainer moon.", "ID")] = None
-    selector: Annotated[str | None, Flag("Another selector; see `fairflare list --parts`.", "ID")] = None
-    server_optimizer: Annotated[str | None, Flag("Another server optimizer.", "ID")] = None
+    trainer: Annotated[str | None, Flag()] = None
+    rule: Annotated[str | None, Flag()] = None
+    selector: Annotated[str | None, Flag()] = None
+    server_optimizer: Annotated[str | None, Flag()] = None
+    after: Annotated[str | None, Flag()] = None
+    tune: Annotated[str | None, Flag()] = None
     robust: Annotated[bool, Flag("Against sites that lie: clip, mix and cap; see docs/robustness.md.")] = False
-    after: Annotated[
-        str | None, Flag("After the last round: recalibrate, shares or conformal; see docs/after.md.", "STEP")
-    ] = None
-    values: Annotated[dict[str, str], BeforeValidator(_pairs), Flag("A parameter; repeat for more.", "KEY=VALUE")] = (
-        Field(default={}, validation_alias=AliasChoices("set", "values"))
-    )
+    values: Annotated[
+        dict[str, str],
+        BeforeValidator(_pairs),
+        Flag("A setting, be it trainer, rule, selector, after or tune; see `fairflare describe`.", "KEY=VALUE"),
+    ] = Field(default={}, validation_alias=AliasChoices("set", "values"))
     accept: Annotated[Texts, Flag("Preflight's errors of this code are warnings; repeat for more.", "CODE")] = []
     init_from: Annotated[
         Path | None,
@@ -125,10 +129,6 @@ class Choices(Given):
             "RUN|FILE|BUNDLE",
             ("pretrained-weights",),
         ),
-    ] = None
-    tune: Annotated[
-        Literal["all", "head", "norm", "lora"] | None,
-        Flag("What trains and travels: all, the last layer, normalisation too, or adapters too; the rest is frozen."),
     ] = None
 
     def choices(self, folds: bool = False) -> tuple[str, dict[str, Any]]:
@@ -276,7 +276,7 @@ class _Loader(yaml.SafeLoader):
 
 def write_run_file(config: RunConfig, folder: Path, env: str) -> None:
     """Write ``RUN_FILE`` to a run's folder, with every choice; nothing for a part of a join or an evaluation."""
-    from fairflare.engine.files import INITIAL
+    from fairflare.engine.files import INITIAL, save_text
     from fairflare.engine.setup.run_config import RUN_KEYS
 
     if config.join or config.fold or config.evaluation:
@@ -301,7 +301,7 @@ def write_run_file(config: RunConfig, folder: Path, env: str) -> None:
         },
     }
     text = yaml.safe_dump(content, sort_keys=False, allow_unicode=True)
-    (folder / RUN_FILE).write_text(f"# fairflare run {RUN_FILE} --out DIR repeats this run.\n{text}", encoding="utf-8")
+    save_text(folder / RUN_FILE, f"# fairflare run {RUN_FILE} --out DIR repeats this run.\n{text}")
 
 
 def say_reasons(config: RunConfig) -> None:

@@ -88,8 +88,8 @@ def execute(
             raise UserError(f"{key}: expected --env local, got --env {env}")
         refuse_pooling(parts.selector, f"--env {env}")
     with fresh_folder(folder, force), _with_room(folder):
-        write_run_file(config, folder, env)
         save_config(config, parts, folder, env)  # from here on `resume` goes on, whenever this process is killed
+        write_run_file(config, folder, env)
         if env == "sim":
             return _simulate(config, folder, names, sim_threads)
         return _in_process(config, parts, folder, workers, page)

@@ -90,7 +90,7 @@ def check_config(config: RunConfig) -> None:
 def _check_script(config: RunConfig, trainer: Trainer) -> None:
     """Raise UserError for what a site cannot do whose own script trains in the place of this package's parts."""
     alone, sums = not (trainer.has_server_half or trainer.keeps_personal_model or trainer.receives), config.secure_sum
-    what = "one that exchanges models alone with a script, which trains in its place (--trainer sgd)"
+    what = "one that exchanges models alone with a script, which trains in its place (--set trainer=sgd)"
     expected("trainer", alone, what, config.trainer)
     expected("secure_sum", sums == NONE, "none with a script, whose answers nobody masks", sums)
     expected("after", config.after == NO_STEP, "none with a script, whose cases nobody reads", config.after)
