@@ -81,6 +81,32 @@ def dataset(pixels, patient, *, study=0, series=0, instance=1, modality="CT", ph
     return found
 
 
+def segmentation(images, masks, labels):
+    """A binary segmentation of one patient's ``images``: a frame for each structure and image that has it."""
+    frames = [(k, number) for number in range(1, len(labels) + 1) for k in range(len(images)) if number in masks[k]]
+    pixels = np.stack([masks[k] == number for k, number in frames]).astype(np.uint8)
+    found = dataset(pixels, images[0].PatientID, series="seg", modality="SEG", NumberOfFrames=len(frames))
+    found.BitsAllocated, found.BitsStored, found.HighBit, found.SegmentationType = 1, 1, 0, "BINARY"
+    found.PixelData = np.packbits(pixels.ravel(), bitorder="little").tobytes()
+    found.SegmentSequence = [of(SegmentNumber=k, SegmentLabel=label) for k, label in enumerate(labels, start=1)]
+    found.PerFrameFunctionalGroupsSequence = [
+        of(
+            SegmentIdentificationSequence=[of(ReferencedSegmentNumber=number)],
+            DerivationImageSequence=[of(SourceImageSequence=[of(ReferencedSOPInstanceUID=images[k].SOPInstanceUID)])],
+        )
+        for k, number in frames
+    ]
+    return found
+
+
+def of(**values):
+    """A data set with these values."""
+    found = Dataset()
+    for keyword, value in values.items():
+        setattr(found, keyword, value)
+    return found
+
+
 def save(path, found, syntax=None):
     """Write ``found``, compressed where a transfer syntax that pydicom encodes is given; folders are made."""
     if syntax is not None:

@@ -12,8 +12,9 @@ from dataclasses import dataclass, field
 import numpy as np
 import pandas as pd
 from PIL import Image
+from pydicom import dcmread
 
-from dicom_sets import dataset, save
+from dicom_sets import dataset, save, segmentation
 from hospital_folders import Drawn
 
 N = 240
@@ -424,3 +425,64 @@ def photographed(again):
 add("pictures again, encoded anew", photographed(True), "--site none", at=".", sites=1,
     says=["6 images are files or pictures of another patient, too"])
 add("pictures that are all others", photographed(False), "--site none", at=".", sites=1, unsaid=["of another patient"])
+
+
+# Formats of masks.
+
+
+def segmented(kind="BINARY"):
+    def make(root):
+        rng = np.random.default_rng(0)
+        for p in range(12):
+            images = [dataset(rng.integers(0, 900, (24, 24)).astype(np.int16), f"P{p}", instance=k) for k in range(3)]
+            masks = np.zeros((3, 24, 24), np.uint8)
+            masks[:2, 2:8, 2:8], masks[1, 12:18, 5:9] = 1, 2
+            home = root / f"{'AB'[p % 2]}_hospital" / f"P{p}"
+            for k, one in enumerate(images):
+                save(home / f"{k}.dcm", one)
+            found = segmentation(images, masks, ["liver", "tumour"])
+            found.SegmentationType = kind
+            save(home / "SEG.dcm", found)
+
+    return make
+
+
+add("DICOM segmentations", segmented(), at=".", kind="segmentation", classes=["liver", "tumour"], sites=2, rows=24,
+    says=["12 images have no mask"])
+add("DICOM segmentations of shares", segmented("FRACTIONAL"), at=".", refused=("binary", "FRACTIONAL", "SEG.dcm"))
+
+
+def with_masks(ending):
+    def make(root):
+        for k in range(6):
+            Drawn().save(root / f"i{k}.png")
+            (root / f"i{k}_mask.{ending}").write_bytes(b"NRRD0004\n")
+
+    return make
+
+
+add("masks in NRRD", with_masks("nrrd"), at=".", refused=("NRRD, which is not read", "s.ReadImage('i0_mask.nrrd')"))
+add("masks in HDF5", with_masks("h5"), at=".", refused=("HDF5",))
+
+
+def contours(root):
+    dicom()(root)
+    save(root / "benign" / "rt.dcm", dataset(np.zeros((8, 8), np.uint8), "P1", modality="OT"))
+    found = dcmread(root / "benign" / "rt.dcm")
+    found.Modality = "RTSTRUCT"
+    del found.Rows, found.Columns, found.PixelData
+    found.save_as(root / "benign" / "rt.dcm")
+
+
+add("contours among images", contours, "--site none", at=".", says=["RTSTRUCT"], sites=1)
+
+add("lists of codes in a cell", table(icd=pick("I10;E11", "I10", "E11;J44", "J44"), atc=pick("C07, B01", "C07", "B01")),
+    LABEL, lacks=["icd", "atc"], says=["which hold several codes in a cell, as 'E11;J44': make", "as 'C07, B01': make"])
+
+
+def contrasts(root):
+    entries = [{"image": [f"t1_{k}.png", f"t2_{k}.png"], "label": k % 2} for k in range(8)]
+    (root / "dataset.json").write_text(json.dumps({"training": entries}))
+
+
+add("contrasts as channels in a list", contrasts, at=".", refused=("several contrasts as channels are not read",))

@@ -157,8 +157,8 @@ def test_what_is_written_is_what_is_shown_and_nothing_else_changes(layout, tmp_p
 def test_a_tables_copy_holds_no_patient_and_names_its_groups(tmp_path):
     root = WRITERS["tables"](tmp_path / "data")
     files = contents(root, look(root, Choices()).found, False)
-    head, *rows = files["site-1.csv"].splitlines()
-    assert head == "outcome,x,age,sex,age_band,patient,split" and len(rows) == 39 and "no 3" not in files["site-1.csv"]
+    head, *rows = files["site-1.csv"].decode().splitlines()
+    assert head == "outcome,x,age,sex,age_band,patient,split" and len(rows) == 39 and b"no 3" not in files["site-1.csv"]
     options = json.loads(files["dataset.json"])["options"]
     assert options == {
         "label": "outcome",
@@ -383,7 +383,7 @@ def test_nothing_is_half_written(tmp_path, monkeypatch):
     before = sorted(root.rglob("*"))
     monkeypatch.setattr(os, "rename", fails)
     with pytest.raises(UserError, match="cannot be written to .No space left on device"):
-        write(root, {"dataset.json": "{}", "sites/a.yaml": ""})
+        write(root, {"dataset.json": b"{}", "sites/a.yaml": b""})
     assert sorted(root.rglob("*")) == before
 
 

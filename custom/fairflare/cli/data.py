@@ -107,7 +107,7 @@ def init(folder: Path, mapping: Path | None, yes: bool, dry_run: bool, as_json: 
             notes = (*proposal.found.notes, *note_on(folder, proposal.found, chosen))
             proposal = replace(proposal, found=replace(proposal.found, notes=notes))
         files = contents(root, proposal.found, bool(proposal.links))
-        files |= {"mapping.yaml": mapping.read_text(encoding="utf-8")} if mapping else {}
+        files |= {"mapping.yaml": mapping.read_bytes()} if mapping else {}
     if as_json:
         console.dump(summary(root, proposal, files))
     else:

@@ -16,7 +16,7 @@ from fairflare.core.errors import UserError
 from fairflare.core.validation import flag, in_order, shown, some
 from fairflare.import_data import labels as naming
 from fairflare.import_data.cells import Cells, Sites
-from fairflare.import_data.proposal import Choices, Reading, class_names, is_missing
+from fairflare.import_data.proposal import Choices, Reading, check_column, class_names, is_missing
 from fairflare.import_data.roles import ASK, Column, People, as_site, is_code
 from fairflare.tasks.forms import FORMS
 
@@ -47,6 +47,7 @@ TIMES = 8
 """Times that one site's median may be another's: months are 12 years, mg/dl 10 mg/l."""
 WITH_UNIT = re.compile(r"[<>≤≥~+−-]?\s*\d+(?:[.,'\s]\d+)*(?:\s*/\s*\d+(?:[.,]\d+)?)?\s*(?:%|[a-zA-Zµ°/²³]+)?")
 """A number with a sign, marks of thousands, a fraction or a unit."""
+LIST_OF_CODES = re.compile(r"[A-Za-z]\d[\w.]*(, *[A-Za-z]\d[\w.]*)+")
 INDEX = ("", "index", "unnamed0", "rowid", "row", "no", "nr", "id")
 """Names, bare, of columns that may number the rows, as pandas writes its index."""
 OF_SPLITS = ("fold", "cvfold", "istest", "istrain", "istraining", "isval", "split", "subset", "partition")
@@ -74,6 +75,12 @@ class Predictors:
     suspects: list[str] = field(default_factory=list)
     codes: dict[str, str] = field(default_factory=dict)
 
+    @property
+    def options(self) -> dict[str, str]:
+        """The task's options ``features`` and ``columns``."""
+        line = pd.DataFrame([self.features]).to_csv(header=False, index=False, lineterminator="\n").rstrip("\n")
+        return {"features": line, **({"columns": json.dumps(self.specs, ensure_ascii=False)} if self.specs else {})}
+
 
 def predictors(
     table: pd.DataFrame, labels: pd.Series, taken: Sequence[str], sites: pd.Series, chosen: Choices, read: People
@@ -90,7 +97,9 @@ def predictors(
         UserError: nothing is left, a name of ``chosen`` is not there, or a column alone tells the outcome and nobody
             can be asked whether it is known before.
     """
-    _check_names(table, chosen)
+    for key in ("keep", "leave_out", "categories"):
+        for name in getattr(chosen, key):
+            check_column(key.replace("_", "-"), name, list(table.columns))
     found, of_sites = Predictors(), Sites.of(sites)
     left: dict[str, list[str]] = {}
     for name in table.columns:
@@ -123,13 +132,6 @@ def predictors(
         text = "expected columns of numbers, categories or dates as predictors"
         raise UserError(f"init: {text}; the table has: {some(list(table.columns), 12)}")
     return found
-
-
-def _check_names(table: pd.DataFrame, chosen: Choices) -> None:
-    for key in ("keep", "leave_out", "categories"):
-        if lost := [name for name in getattr(chosen, key) if name not in table.columns]:
-            known = some(list(table.columns), 12)
-            raise UserError(f"--{key.replace('_', '-')}: expected a column among {known}, got {shown(lost[0])}")
 
 
 def _add(
@@ -183,6 +185,11 @@ def _add(
     elif naming.bare(name) in OF_SPLITS or cells.share(cells.that(naming.split_word)) >= MOSTLY:
         return leave("which say a split")
     else:
+        coded = next((text for text in values if LIST_OF_CODES.fullmatch(text)), "")
+        several = naming.several_in(values, ("|", ";")) or coded
+        if several and name not in (*chosen.keep, *chosen.categories):
+            way = f"as {shown(several)}: make a column of 0 and 1 for each code (--keep COLUMN takes lists)"
+            return leave(f"which hold several codes in a cell, {way}")
         _check_units(name, cells, chosen)
         if twins := naming.alike(values):
             text = f"{shown(twins[0])} and {shown(twins[1])} differ by upper and lower case alone"
@@ -511,13 +518,6 @@ def _area(values: np.ndarray, cells: Cells, hits: Sequence[np.ndarray]) -> float
         total = float((ranks * np.bincount(cells.codes[hit], minlength=len(ranks))).sum())
         areas.append((total - k * (k + 1) / 2) / (k * (n - k)))
     return max((max(area, 1 - area) for area in areas), default=0.0)
-
-
-def as_options(found: Predictors) -> Mapping[str, str]:
-    """The task's options ``features`` and ``columns``."""
-    line = pd.DataFrame([found.features]).to_csv(header=False, index=False, lineterminator="\n").rstrip("\n")
-    specs = {"columns": json.dumps(found.specs, ensure_ascii=False)} if found.specs else {}
-    return {"features": line, **specs}
 
 
 SIGN = "|"

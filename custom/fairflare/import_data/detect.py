@@ -28,8 +28,8 @@ from fairflare.data.readers.formats import boxes_in, unread
 from fairflare.data.readers.geometry import form_of, is_image
 from fairflare.import_data.columns import outcome_of, telling
 from fairflare.import_data.folders import by_headers, images_in_folders, level_table, patients_of, structures_in
-from fairflare.import_data.labels import check_sites_agree, group_columns, grouped_by
-from fairflare.import_data.levels import as_volumes, check_sites, check_volume, flat, pixels, structures, with_slices
+from fairflare.import_data.labels import check_sites_agree, groups_of
+from fairflare.import_data.levels import as_volumes, check_volume, flat, pixels, structures, with_slices
 from fairflare.import_data.proposal import (
     SPLITS,
     Choices,
@@ -87,9 +87,7 @@ def images_in_lists(files: Files, lists: Mapping[str, Path], chosen: Choices) ->
     examples: list[Example] = []
     gone: list[str] = []
     unlabelled = 0
-    named: dict[int, str] = {}
     for site, path in lists.items():
-        named |= structures_in(path)
         for split, entries in read_lists(path).items():
             for number, entry in enumerate(entries):
                 example = _example(files.root, path, site, split, entry, f"{path.name}: {split}[{number}]")
@@ -100,30 +98,15 @@ def images_in_lists(files: Files, lists: Mapping[str, Path], chosen: Choices) ->
                     examples.append(example)
     if not examples:
         raise UserError(f"init: no entry of {next(iter(lists.values())).name} has a label and a file that is there")
-    told = {key: [one.about.get(key, "") for one in examples] for key in {key for one in examples for key in one.about}}
+    keys = dict.fromkeys(key for one in examples for key in one.about)
+    told = {key: [one.about.get(key, "") for one in examples] for key in keys}
     suspects = telling(told, [one.label for one in examples], [one.site for one in examples])
-    examples = _grouped(examples, chosen)
+    # Keys by which patients may be grouped stay alone: any other may be a name or a number of a patient.
+    table = pd.DataFrame({key: list(map(str.strip, cells)) for key, cells in told.items()}, dtype=object)
+    groups = groups_of(table, [], chosen.groups) if told else [{} for _ in examples]
+    examples = [replace(one, about=about) for one, about in zip(examples, groups, strict=True)]
     notes: tuple[str, ...] = (f"{unlabelled} entries have no label and are left out",) if unlabelled else ()
     notes += (f"{len(gone)} images of the lists are not there and left out, e.g. {gone[0]}",) if gone else ()
-    return replace(_of(files, examples, named, chosen, notes), suspects=suspects)
-
-
-def _grouped(examples: Sequence[Example], chosen: Choices) -> list[Example]:
-    """With the keys alone by which patients may be grouped: a run's configuration lists their values, and may leave.
-
-    Any other key may be a name or a number of a patient.
-    """
-    columns = tuple(dict.fromkeys(key for one in examples for key in one.about))
-    table = pd.DataFrame(
-        [{name: one.about.get(name, "").strip() for name in columns} for one in examples], dtype=object
-    )
-    groups = grouped_by(table, group_columns(table, [], chosen.groups)) if columns else [{} for _ in examples]
-    return [replace(one, about=about) for one, about in zip(examples, groups, strict=True)]
-
-
-def _of(
-    files: Files, examples: Sequence[Example], named: Mapping[int, str], chosen: Choices, notes: tuple[str, ...]
-) -> Found:
     whence = "patient_id of the lists" if any(one.patient for one in examples) and chosen.patient != "none" else ""
     if not whence and chosen.patient != "none":
         levels = level_table(files, [one.image for one in examples], chosen)
@@ -135,18 +118,19 @@ def _of(
             text = f"{len(missing)} masks of the lists are not there and their images left out"
             notes += (f"{text}, e.g. {missing[0].label}",)
             examples = [one for one in examples if one not in missing]
-        classes, options = structures(files.root, [one.label for one in examples], chosen.classes, named)
-        return Found("segmentation", "datalists with masks", examples, classes, options, whence, notes)
+        return Found("segmentation", "datalists with masks", examples, patients=whence, notes=notes, suspects=suspects)
     outcome = outcome_of("label", [one.label for one in examples], chosen, table=False)
     examples = [replace(one, label=label) for one, label in zip(examples, outcome.labels, strict=True)]
     layout, notes = f"datalists with {outcome.kind} labels", (*notes, *outcome.notes)
     layout = "datalists with classes" if outcome.kind == "classification" else layout
-    return Found(outcome.kind, layout, examples, outcome.classes, outcome.options, whence, notes)
+    return Found(outcome.kind, layout, examples, outcome.classes, outcome.options, whence, notes, suspects)
 
 
 def _example(root: Path, path: Path, site: str, split: str, entry: Any, where: str) -> Example:
     if not isinstance(entry, dict) or not isinstance(entry.get("image"), str):
-        raise UserError(f'init: {where}: expected {{"image": ..., "label": ...}}')
+        several = isinstance(entry, dict) and isinstance(entry.get("image"), list)
+        more = ": several contrasts as channels are not read: name one of them in every entry" if several else ""
+        raise UserError(f'init: {where}: expected {{"image": ..., "label": ...}} with one file{more}')
     label = entry.get("label")
     text = "" if label is None or is_missing(str(label)) else str(label)
     if is_image(text):
@@ -203,8 +187,12 @@ def look(root: Path, chosen: Choices, tell: Tell = nothing) -> Proposal:
             raise UserError(f"--without: {unlisted('site', site, found.sites)}")
     if chosen.without:
         found = replace(found, examples=[one for one in found.examples if one.site not in chosen.without])
-    if found.form.masks:
-        check_sites(files.root, {site: [one.label for one in found.of(site)] for site in found.sites})
+    if found.form.masks and not found.masks:
+        lists = [root / f"{DESCRIPTION}.json", *lists_in(root).values()] if root.is_dir() else []
+        named = {value: name for path in lists for value, name in structures_in(path).items()}
+        masks = {site: [one.label for one in found.of(site)] for site in found.sites}
+        classes, options = structures(files.root, masks, chosen.classes, named)
+        found = replace(found, classes=classes, options={**found.options, **options})
     elif found.form.classes:
         check_sites_agree(found.examples, chosen)
     of_volumes = bool(chosen.kind) and FORMS[chosen.kind].volumes
@@ -223,7 +211,10 @@ def look(root: Path, chosen: Choices, tell: Tell = nothing) -> Proposal:
         found = replace(found, options={**found.options, "window": chosen.window})
     if chosen.patient == "none":
         found = replace(found, patients="", examples=[replace(one, patient="") for one in found.examples])
-    notes += _shared_ids(found) + _copied(files.root, found)
+    people = Counter(patient for patient, _ in {(patient_key(one.patient), one.site) for one in found.examples})
+    if shared := sum(n > 1 for patient, n in people.items() if patient):
+        notes += (f"{shared} names of patients stand at several sites and are taken for different people there",)
+    notes += _copied(files.root, found)
     divided, splits = with_splits(replace(found, notes=notes), chosen.new_splits)
     for site in divided.sites:
         one = divided.of(site)[0]
@@ -241,13 +232,21 @@ def _copied(root: Path, found: Found) -> tuple[str, ...]:
     first: dict[tuple[int, bytes], Example] = {}
     pairs = {one.image: first.setdefault(_file_key(root / one.image), one) for one in own}
     small = [(one, icon) for one, icon in zip(own, _icons([root / one.image for one in own])) if icon is not None]
+    small.sort(key=lambda pair: float(pair[1].mean()))  # as means of two that are alike are, too
     icons = np.array([icon for _, icon in small]).reshape(len(small), EDGE**2)
-    for k, (one, icon) in enumerate(small):
-        near = np.flatnonzero(np.abs(icons[:k] - icon).mean(axis=1) < ALIKE)
+    starts = np.searchsorted(icons.mean(axis=1), icons.mean(axis=1) - ALIKE)
+    for k, ((one, icon), start) in enumerate(zip(small, starts)):
+        near = start + np.flatnonzero(np.abs(icons[start:k] - icon).mean(axis=1) < ALIKE)
         pairs[one.image] = small[near[0]][0] if len(near) else pairs[one.image]
     twins = [(one, other) for one in own if (other := pairs[one.image]) is not one]
     apart = [(one, other) for one, other in twins if one.site != other.site]
-    inside = [(one, other) for one, other in twins if one.site == other.site and _are_others(one, other)]
+    inside = [(one, other) for one, other in twins if one.site == other.site]
+    inside = [  # of which nothing says that they are one patient's, and no list has both in one split
+        (one, other)
+        for one, other in inside
+        if not (one.patient and patient_key(one.patient) == patient_key(other.patient))
+        and not (one.split and one.split == other.split)
+    ]
     way = ": leave out one of each, or name the patient (--patient LEVEL), or they may lie in two splits"
     texts = ((apart, "files of another site, too", ""), (inside, "files or pictures of another patient, too", way))
     return tuple(
@@ -255,12 +254,6 @@ def _copied(root: Path, found: Found) -> tuple[str, ...]:
         for two, text, more in texts
         if two
     )
-
-
-def _are_others(one: Example, other: Example) -> bool:
-    """Whether nothing says that two examples are of one patient, and no list has both in one split."""
-    same = one.patient and patient_key(one.patient) == patient_key(other.patient)
-    return not same and (not one.split or one.split != other.split)
 
 
 def _file_key(path: Path) -> tuple[int, bytes]:
@@ -289,14 +282,6 @@ def _icons(paths: Sequence[Path]) -> Iterator[np.ndarray | None]:
         yield icon if icon is not None and icon.std() > 2 * ALIKE else None
 
 
-def _shared_ids(found: Found) -> tuple[str, ...]:
-    """What to say where the same patient stands at several sites."""
-    known = {(patient_key(one.patient), one.site) for one in found.examples if one.patient}
-    shared = sum(n > 1 for n in Counter(patient for patient, _ in known).values())
-    text = f"{shared} names of patients stand at several sites and are taken for different people there"
-    return (text,) if shared else ()
-
-
 def _linked(root: Path) -> tuple[str, ...]:
     """What to say of lists and tables whose content comes from outside of ``root``, by a symbolic link."""
     if root.is_file():
@@ -321,7 +306,8 @@ def _found(files: Files, chosen: Choices) -> Found:
         return images_in_folders(files, chosen)
     except UserError as error:
         boxes = "" if files.root.is_file() else boxes_in(files.root, files.images)
-        raise UserError(f"{error}; {boxes}" if boxes else str(error)) from None
+        other = f"{files.others[0]} is {unread(files.others[0])}" if files.others and files.images else ""
+        raise UserError("; ".join(filter(None, (str(error), boxes or other)))) from None
 
 
 SHARES = {"training": 0.6, "validation": 0.15, "testing": 0.25}

@@ -25,8 +25,8 @@ from fairflare.data.readers.formats import unread
 from fairflare.data.readers.geometry import stem
 from fairflare.import_data.columns import telling
 from fairflare.import_data.labels import HEADERS as HEADERS_OF
-from fairflare.import_data.labels import WORDS, event_last, group_columns, grouped_by, mostly, says_class, split_word
-from fairflare.import_data.levels import FOLDER, Roles, roles, structures
+from fairflare.import_data.labels import WORDS, event_last, groups_of, mostly, says_class, split_word
+from fairflare.import_data.levels import FOLDER, Roles, roles
 from fairflare.import_data.proposal import (
     Choices,
     Files,
@@ -111,8 +111,8 @@ SCOUT = re.compile(
     r"locali[sz]er|scout|topogram|surview|scanogram|screen ?save|dose ?(report|info)|patient protocol", re.IGNORECASE
 )
 """What ImageType, or the series' description, says of an image that plans the others, or of a page of text."""
-MASKS = ("SEG", "RTDOSE")
-"""Modalities whose pixels are no picture of anybody."""
+NO_PICTURES = ("SEG", "RTDOSE", "RTSTRUCT", "RTPLAN", "SR", "PR", "KO")
+"""Modalities of what is no picture of anybody: masks, doses, contours, reports."""
 MOST_LOOKED_AT = 2000
 """Images whose size is read."""
 TOLD = (
@@ -130,28 +130,28 @@ def by_headers(files: Files, found: Found) -> Found:
     head = headers([files.root / path for path in paths], TOLD, files.tell)
     head.index = pd.Index(paths)
     odd = head.ImageType.add(" ").add(head.SeriesDescription).map(lambda text: bool(SCOUT.search(text)))
-    odd |= head.Modality.isin(MASKS)
+    odd |= head.Modality.isin(NO_PICTURES)
     kept = [one for one in found.examples if one.image not in {*head.index[odd]}]
     if odd.any() and kept:
-        what = "images are localizers, reports or masks by their headers and are left out"
-        found = replace(found, examples=kept, notes=(*found.notes, f"{odd.sum()} {what}, e.g. {head.index[odd][0]}"))
+        what = f"localizers, reports, contours or masks by their headers ({some(in_order({*head.Modality[odd]}), 4)})"
+        text = f"{odd.sum()} images are {what} and are left out, e.g. {head.index[odd][0]}"
+        found = replace(found, examples=kept, notes=(*found.notes, text))
         head = head[~odd]
     if len(several := head.Modality.value_counts()) > 1:
         text = ", ".join(f"{name or 'none'} ({n})" for name, n in several.items())
         found = replace(found, notes=(*found.notes, f"modalities differ: {text}; images of all are read alike"))
-    some = found.examples[:: -(-len(found.examples) // MOST_LOOKED_AT)]
-    if not found.form.classes or not some:
+    few = found.examples[:: -(-len(found.examples) // MOST_LOOKED_AT)]
+    if not found.form.classes or not few:
         return found
-    own = head.reindex([one.image for one in some]).fillna("")
+    own = head.reindex([one.image for one in few]).fillna("")
     columns = {name: list(own[name]) for name in TOLD[2:]}
-    columns["the files' format"] = [geometry.suffix_of(Path(one.image)) for one in some]
-    places = [geometry.geometry_of(files.root / one.image) for one in some]
+    columns["the files' format"] = [geometry.suffix_of(Path(one.image)) for one in few]
+    places = [geometry.geometry_of(files.root / one.image) for one in few]
     columns["the images' size"] = [f"{one.height} x {one.width} x {one.channels}" if one else "" for one in places]
-    labels, sites = zip(*((one.label, one.site) for one in some))
+    labels, sites = zip(*((one.label, one.site) for one in few))
     return replace(found, suspects=(*found.suspects, *telling(columns, labels, sites)))
 
 
-LIST = "dataset.json"
 PARTS = re.compile(r"[_. ()-]+")
 """What stands between the parts of a file's name."""
 NAME = "name"
@@ -181,6 +181,12 @@ def images_in_folders(files: Files, chosen: Choices) -> Found:
         raise UserError(f"init: {files.root} holds no image that can be read, no table and no datalist{others}")
     if twice := {f"{path}.gz" for path in files.images} & {*files.images}:
         raise UserError(f"init: {min(twice)} is there without .gz, too: leave one of them")
+    from fairflare.import_data.segments import masks_of
+
+    paired, masks, names = masks_of(files)
+    if masks:
+        found = _segmentation(files, paired, [], chosen)
+        return replace(found, layout="images with DICOM segmentations", classes=names, masks=masks)
     paired, alone = geometry.pairs(files.images)
     masked = chosen.kind == MASKED_IMAGES.name
     if masked and not any(paired.values()):
@@ -215,13 +221,10 @@ def _segmentation(files: Files, paired: Mapping[str, str], alone: Sequence[str],
     examples = as_examples(sites, images, masks_of, table[SPLIT], patients, abouts(table, chosen))
     if not examples:
         raise UserError("init: expected masks beside the images, found none")
-    classes, options = structures(
-        files.root, [one.label for one in examples], chosen.classes, structures_in(files.root / LIST)
-    )
     without = [path for path, mask in paired.items() if not mask]
     notes = _note(without, "have no mask and are left out") + _note(alone, "are masks without an image")
     layout = "images, with masks beside them or in a folder of their own"
-    return Found("segmentation", layout, examples, classes, options, whence, notes)
+    return Found("segmentation", layout, examples, patients=whence, notes=notes)
 
 
 def structures_in(path: Path) -> dict[int, str]:
@@ -295,12 +298,17 @@ def level_table(files: Files, images: Sequence[str], chosen: Choices) -> pd.Data
     """
     folders = [_plain_folders(path) for path in images]
     deepest = max(map(len, folders), default=0)
-    content: dict[str, list[str]] = {"image": list(images), SPLIT: [_split(path) for path in images]}
+    splits = [
+        [word for name in geometry.folders_of(path) if (word := split_word(name))]
+        + [DECATHLON[part] for part in path.lower().split("/")[:-1] if part in DECATHLON]
+        for path in images
+    ]
+    content: dict[str, list[str]] = {"image": list(images), SPLIT: [(own or [""])[0] for own in splits]}
     content |= {f"{FOLDER}{k + 1}": [own[k] if k < len(own) else "" for own in folders] for k in range(deepest)}
     if any(found := _patients_in([stem(path) for path in images], chosen)):
         content[NAME] = found
     table = pd.DataFrame(content, dtype=object)
-    known = {HEADERS_OF.get(name, name): name for name in (*chosen.levels.values(), *chosen.groups)}
+    known = {HEADERS_OF.get(name, name): name for name in (*chosen.levels, *chosen.groups)}
     own = [path for path in images if path in files.dicom]
     if own:
         wanted = dict.fromkeys(
@@ -328,7 +336,9 @@ def _patients_in(stems: Sequence[str], chosen: Choices) -> list[str]:
             fits[place] = found
     if len(fits) > 1 and chosen.patient == "":
         first, other = (fits[place] for place in list(fits)[:2])
-        if all(len(set(found)) > 1 for found in (first, other)) and not _nests(first, other):
+        pairs = {(a, b) for a, b in zip(first, other, strict=True) if a and b}
+        nests = len(pairs) == len({b for _, b in pairs})  # as a study with its patient
+        if all(len(set(found)) > 1 for found in (first, other)) and not nests:
             readings = [
                 Reading(f"the first part, {some(in_order(filter(None, first)), 3)}", "--patient name"),
                 Reading(
@@ -352,21 +362,9 @@ def _may_be_patient(parts: Sequence[str], place: int) -> bool:
     )
 
 
-def _nests(first: Sequence[str], other: Sequence[str]) -> bool:
-    """Whether each value of ``other`` goes with one of ``first`` alone, as a study with its patient."""
-    pairs = {(a, b) for a, b in zip(first, other, strict=True) if a and b}
-    return len(pairs) == len({b for _, b in pairs})
-
-
 def _plain_folders(path: str) -> tuple[str, ...]:
     """The folders of an image that may say site, class or patient."""
     return tuple(unicodedata.normalize("NFC", name) for name in geometry.folders_of(path) if not split_word(name))
-
-
-def _split(path: str) -> str:
-    words = [word for name in geometry.folders_of(path) if (word := split_word(name))]
-    words += [found for part in path.lower().split("/")[:-1] if (found := DECATHLON.get(part))]
-    return words[0] if words else ""
 
 
 def _sites(files: Files, table: pd.DataFrame, role: Roles, chosen: Choices) -> list[str]:
@@ -374,8 +372,7 @@ def _sites(files: Files, table: pd.DataFrame, role: Roles, chosen: Choices) -> l
     if role.site:
         if empty := int((table[role.site] == "").sum()):
             raise UserError(f"{flag('site', role.site)}: expected a value for every image, {empty} have none")
-        names = site_names(table[role.site].unique())
-        return [names[name] for name in table[role.site]]
+        return site_names(table[role.site])
     outer = f"{FOLDER}1"
     alone = outer in table.columns and table[outer].nunique() == 1 and role.label != outer and chosen.site != "none"
     name = site_name(str(table[outer].iloc[0])) if alone else root_name(files.root)
@@ -428,7 +425,7 @@ def _are_patients(names: pd.Series, sites: Sequence[str]) -> bool:
 def abouts(table: pd.DataFrame, chosen: Choices) -> list[dict[str, str]]:
     """By which patients are grouped: the levels of ``chosen.groups``; ages as bands."""
     wanted = [name for name in table.columns if name in chosen.groups]
-    return grouped_by(table, group_columns(table[wanted], wanted, chosen.groups))
+    return groups_of(table[wanted], wanted, chosen.groups)
 
 
 def _note(paths: Sequence[str], says: str) -> tuple[str, ...]:

@@ -40,6 +40,7 @@ SPLITS = re.compile(
     r"(train(?:ing)?s?|val(?:id(?:ation)?)?s?|test(?:ing)?s?|dev|holdout)[\W_]*(?:set|data|daten|split|cases|images|imgs)"
 )
 PATIENT = re.compile(r"(patient|pat|subject|subj|sub|case|pid|p|id|mrn)[ _-]?\d{2,}.*", re.IGNORECASE)
+"""Names of a patient's folder: a word such as "P" or "sub-" and a number of two digits or more."""
 NUMBERED_CLASS = re.compile(r"(class|grade|stage|label|level|type|score|kl|birads)?[ _-]?\d{1,2}", re.IGNORECASE)
 AFTER = re.compile(
     r"(^|_)(days?|time|months?|years?|hours?|weeks?)_?(to|until|till)_|"
@@ -68,11 +69,6 @@ _PARTS = tuple(plain(word) for word in WORDS["site_holds"])
 PERSON = re.compile(r"patient|subject|participant|pseudonym|proband|teilnehmer|paciente|患者")
 """What names of columns hold that say who it is."""
 NOT_PERSON = ("age", "sex", "gender", "type", "weight", "height", "group", "class", "status", "position")
-
-
-def says_body(cell: str) -> bool:
-    """Whether a cell says a place of the body: "left breast"."""
-    return any(word in WORDS["cell_body"] for word in name_words(cell))
 
 
 def says_site(name: str) -> bool:
@@ -119,12 +115,6 @@ def says_mask(name: str) -> bool:
     return any(word in WORDS["mask"] for word in name_words(name))
 
 
-def looks_numbered(names: Collection[str]) -> bool:
-    """Whether names are of one pattern with a number of three digits or more: TCGA_CS_4900, 1020."""
-    shapes = {re.sub(r"\d+", "#", name) for name in names}
-    return len(shapes) == 1 and all(re.search(r"\d{3,}", name) for name in names)
-
-
 def says_class(name: str) -> bool:
     """Whether a folder's name is that of a class: a known word, or one such as "grade" with a small number."""
     return (bool(NUMBERED_CLASS.fullmatch(name)) and not name.strip().isdigit()) or any(
@@ -153,11 +143,6 @@ def _says_event(name: str) -> int:
     if turned:
         return -1
     return ("".join(words) in EVENT) - ("".join(words) in NO_EVENT)
-
-
-def says_patient(name: str) -> bool:
-    """Whether a folder's name is that of a patient: a word such as "P" or "sub-" and a number of two digits or more."""
-    return bool(PATIENT.fullmatch(name)) and not says_site(name)
 
 
 def mostly(found: Collection[bool]) -> bool:
@@ -261,7 +246,7 @@ def check_outcome(name: str, cells: Iterable[str], chosen: Choices, form: str = 
     values = [str(value) for value in counts.index]
     if not chosen.classes:
         _check_rare(name, {str(value): int(n) for value, n in counts.items()})
-    if several := _several(values):
+    if several := several_in(values):
         text = f"{name}: expected one class in each cell, got several findings in one, such as {shown(several)}"
         readings = [
             Reading("they are several labels of one case", f"--kind {form}multilabel"),
@@ -317,11 +302,11 @@ def same_numbers(labels: Sequence[str]) -> list[str]:
 
 def parted(cells: Sequence[str]) -> list[list[str]]:
     """The labels of each cell, by the first sign that stands between them in any; "|" counts in any case."""
-    sign = next((sign for sign in BETWEEN if _several(cells, (sign,))), BETWEEN[0])
+    sign = next((sign for sign in BETWEEN if several_in(cells, (sign,))), BETWEEN[0])
     return [[part.strip() for part in cell.split(sign) if part.strip()] for cell in cells]
 
 
-def _several(values: Sequence[str], signs: Sequence[str] = BETWEEN) -> str:
+def several_in(values: Sequence[str], signs: Sequence[str] = BETWEEN) -> str:
     """A cell that holds several findings: its parts are labels, or parts of other labels; "" where there is none."""
     whole = set(values)
     for sign in signs:
@@ -404,43 +389,37 @@ def years(cells: pd.Series) -> pd.Series:
     return pd.to_numeric(found, errors="coerce")
 
 
-def group_columns(table: pd.DataFrame, taken: Sequence[str], asked: Sequence[str]) -> list[str]:
-    """The columns of ``table`` by which patients are grouped: those with usual names, and those that are ``asked`` for.
+def groups_of(table: pd.DataFrame, taken: Sequence[str], asked: Sequence[str]) -> list[dict[str, str]]:
+    """Of each row the groups that its patient is in: name -> value, without what is missing; ages as bands.
+
+    Columns with usual names count, but those that are ``taken``, and those that are ``asked`` for.
 
     Raises:
         UserError: one that is asked for is not there, or has too many values for groups.
     """
-    found = []
+    about: list[dict[str, str]] = [{} for _ in range(len(table))]
     for name in table.columns:
         plain, cells = bare(name), table[name]
         if name not in asked and (name in taken or plain not in {*AGE, *ATTRIBUTES}):
             continue
-        values = {cell for cell in cells.unique() if not is_missing(cell)}
-        is_age = plain in AGE and bool(values) and years(pd.Series(sorted(values))).notna().all()
+        values = [cell for cell in cells.unique() if not is_missing(cell)]
         few = 2 <= len(values) <= MOST_VALUES and not any(sign in value for value in values for sign in "|;=+")
-        if is_age or (few and (plain in ATTRIBUTES or name in asked)):
-            found.append(name)
+        ages = years(pd.Series(values, index=values, dtype=object)) if plain in AGE else pd.Series(dtype=float)
+        if len(ages) and ages.notna().all():
+            key, known = (
+                BAND,
+                {cell: next((word for most, word in BANDS if age < most), "") for cell, age in ages.items()},
+            )
+        elif few and (plain in ATTRIBUTES or name in asked):
+            key, known = name, {value: value for value in values}
         elif name in asked and len(values) > 1:
             text = f"2 to {MOST_VALUES} values without the signs | ; = +, got {some(in_order(values))}"
             raise UserError(f"--groups: {name}: expected {text}")
-    if lost := [name for name in asked if name not in table.columns]:
-        raise UserError(
-            f"--groups: expected columns, levels or headers among {some(list(table.columns), 12)}, got {lost[0]!r}"
-        )
-    return found
-
-
-def grouped_by(table: pd.DataFrame, names: Sequence[str]) -> list[dict[str, str]]:
-    """Of each row the groups that it is in: name -> value, without what is missing; ages as bands."""
-    about: list[dict[str, str]] = [{} for _ in range(len(table))]
-    for name in names:
-        if bare(name) in AGE:
-            ages = years(table[name])
-            cells = [next((word for most, word in BANDS if age < most), "") for age in ages]
-            key = BAND
         else:
-            cells, key = ["" if is_missing(cell) else cell for cell in table[name]], name
+            continue
         for row, cell in zip(about, cells, strict=True):
-            if cell:
-                row[key] = cell
+            row |= {key: known[cell]} if known.get(cell) else {}
+    if lost := [name for name in asked if name not in table.columns]:
+        text = f"expected columns, levels or headers among {some(list(table.columns), 12)}, got {lost[0]!r}"
+        raise UserError(f"--groups: {text}")
     return about

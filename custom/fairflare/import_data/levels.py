@@ -8,6 +8,7 @@ hospitals; a model that learns to tell hospitals apart looks like a good one. So
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
@@ -68,7 +69,9 @@ def roles(table: pd.DataFrame, chosen: Choices, labelled: bool) -> Roles:
     if "patient" not in named and of_patients and chosen.patient != "none":
         named["patient"] = of_patients[0]
     free = [name for name in free if name not in (*named.values(), *of_patients)]
-    free = _above(table, free, named.get("patient", ""))
+    if (patient := named.get("patient", "")).startswith(FOLDER):  # inside one's lie visits or series, or classes
+        depth = {name: int(name.removeprefix(FOLDER)) for name in (*free, patient)}
+        free = [name for name in free if depth[name] < depth[patient] or _score(table, name) < 0] or free
     if chosen.site == "none":
         named["site"] = ""
     free = _without_views(table, free, named, chosen)
@@ -170,15 +173,6 @@ def _score(table: pd.DataFrame, name: str) -> int:
     )
 
 
-def _above(table: pd.DataFrame, free: list[str], patient: str) -> list[str]:
-    """Without the folders inside a patient's that are no classes: visits, series."""
-    if not patient.startswith(FOLDER):
-        return free
-    depth = {name: int(name.removeprefix(FOLDER)) for name in (*free, patient)}
-    kept = [name for name in free if depth[name] < depth[patient] or _score(table, name) < 0]
-    return kept or free
-
-
 def _one(role: str, free: Sequence[str], table: pd.DataFrame) -> str:
     if len(free) == 1 or (role == "site" and not free):
         return free[0] if free else ""
@@ -189,7 +183,7 @@ def _one(role: str, free: Sequence[str], table: pd.DataFrame) -> str:
 def is_patient_level(table: pd.DataFrame, name: str, free: Sequence[str]) -> bool:
     """Whether a level's folders are patients (or studies): by their names, or many with few images each."""
     names = [one for one in table[name].unique() if one]
-    if naming.mostly([naming.says_patient(one) for one in names]):
+    if naming.mostly([bool(naming.PATIENT.fullmatch(one)) and not naming.says_site(one) for one in names]):
         return True
     if any(
         naming.mostly([says(one) for one in names]) for says in (naming.says_site, naming.says_class, naming.says_view)
@@ -199,7 +193,8 @@ def is_patient_level(table: pd.DataFrame, name: str, free: Sequence[str]) -> boo
     # Below several combinations of the other levels the same name stands for something that these share.
     nested = bool(others) and (table.groupby(name, sort=False)[others].nunique() == 1).all(axis=None)
     few = median(table.groupby([*others, name] if others else name, sort=False).size()) <= FEW
-    if naming.looks_numbered(names) and len(names) >= SEVERAL:
+    numbered = len({re.sub(r"\d+", "#", one) for one in names}) == 1 and all(re.search(r"\d{3,}", one) for one in names)
+    if numbered and len(names) >= SEVERAL:  # as TCGA_CS_4900, 1020
         return True
     return (len(names) > MOST_CLASSES or (nested and len(names) >= MANY)) and few
 
@@ -214,46 +209,43 @@ LOOKED_AT = 300
 
 
 def structures(
-    root: Path, masks: Sequence[str], chosen: Sequence[str], named: Mapping[int, str]
+    root: Path, masks: Mapping[str, Sequence[str]], chosen: Sequence[str], named: Mapping[int, str]
 ) -> tuple[tuple[str, ...], dict[str, str]]:
     """The structures that the masks show, and the task's option for their pixel values, if it needs one.
 
     Args:
-        masks: of all sites.
+        masks: of each site.
         chosen: names that the user gives, in the order of the pixel values.
         named: pixel value -> name, where a list says so.
 
     Raises:
-        UserError: a mask cannot be read or holds too many values, or the names are fewer or more than these.
+        UserError: a mask cannot be read or holds too many values, the names are fewer or more than these, or two sites'
+            masks share no value but 0: one site writes 1 and another 255.
     """
-    values = _values(root, masks[:: max(1, len(masks) // LOOKED_AT)])
-    present = sorted(v for v in values if v)
+    most = max(OF_A_SITE, LOOKED_AT // len(masks))
+    found = {site: _values(root, own[:: max(1, len(own) // most)]) - {0.0} for site, own in masks.items()}
+    present = sorted(set().union(*found.values()))
     if not present:
         raise UserError("init: the masks are empty: every pixel is 0")
     if len(present) > MOST_STRUCTURES or any(v != int(v) for v in present):
         text = f"expected masks of at most {MOST_STRUCTURES} whole pixel values beside 0, got {len(present)}"
         odd = next((v for v in present if v != int(v)), present[len(present) // 2])
         raise UserError(f"init: {text}, such as {odd:g}; masks kept as JPEG lose their values")
-    numbers = sorted({*named, *map(int, present)})
-    names = list(chosen) or [named.get(v, f"structure {k}") for k, v in enumerate(numbers, start=1)]
-    if len(names) != len(numbers):
-        found = ", ".join(map(str, numbers))
-        raise UserError(f"--classes: expected {len(numbers)} names, for the pixel values {found}; got {len(names)}")
-    plain = numbers == list(range(1, len(numbers) + 1)) or numbers in ([255], [1])
-    option = {} if plain else {"mask_values": "; ".join(f"{name}={v}" for name, v in zip(names, numbers))}
-    return tuple(names), option
-
-
-def check_sites(root: Path, masks: Mapping[str, Sequence[str]]) -> None:
-    """Raise UserError where two sites' masks share no pixel value but 0: one site writes 1 and another 255."""
-    found = {site: _values(root, own[:: max(1, len(own) // OF_A_SITE)]) - {0.0} for site, own in masks.items()}
     known = {site: values for site, values in found.items() if values}
-    first = next(iter(known), "")
+    first = next(iter(known))
     for site, values in known.items():
         if not values & known[first]:
             ours, theirs = (", ".join(f"{value:g}" for value in sorted(own)[:4]) for own in (known[first], values))
             text = f"masks of {first} have the pixel values {ours}, those of {site} {theirs}"
             raise UserError(f"init: {text}: expected the same values for the same structures")
+    numbers = sorted({*named, *map(int, present)})
+    names = list(chosen) or [named.get(v, f"structure {k}") for k, v in enumerate(numbers, start=1)]
+    if len(names) != len(numbers):
+        text = ", ".join(map(str, numbers))
+        raise UserError(f"--classes: expected {len(numbers)} names, for the pixel values {text}; got {len(names)}")
+    plain = numbers == list(range(1, len(numbers) + 1)) or numbers in ([255], [1])
+    option = {} if plain else {"mask_values": "; ".join(f"{name}={v}" for name, v in zip(names, numbers))}
+    return tuple(names), option
 
 
 def _values(root: Path, masks: Iterable[str]) -> set[float]:

@@ -23,6 +23,7 @@ from fairflare.core.errors import DataError, UserError
 from fairflare.core.validation import natural, shown, some, unlisted
 from fairflare.data.readers.datalist import INSIDE
 from fairflare.data.readers.limits import LIMITS
+from fairflare.data.readers.table_features import plain
 from fairflare.data.readers.tables import as_cell, read_columns
 from fairflare.import_data.detect import Proposal, look
 from fairflare.import_data.labels import as_iso, known_after
@@ -236,7 +237,7 @@ class _Maker:
     def __init__(self, root: Path, mapping: RowMapping, tell: Tell) -> None:
         self.home, self.root, self.mapping, self.tell = (root if root.is_dir() else root.parent), root, mapping, tell
         self.until = time.monotonic() + MOST_SECONDS
-        self.gaps = {_plain(as_cell(cell)) for cell in mapping.missing}
+        self.gaps = {plain(as_cell(cell)) for cell in mapping.missing}
         self.tables: dict[tuple[str, str], pd.DataFrame] = {}
         self.cells = 0
         self.needs: dict[tuple[str, str], set[str]] = {}
@@ -299,7 +300,7 @@ class _Maker:
         table = pd.concat(parts, ignore_index=True) if len(parts) > 1 else parts[0]
         for name in table.columns:
             texts = {
-                text: "" if is_missing(text) or _plain(text) in self.gaps else text for text in table[name].unique()
+                text: "" if is_missing(text) or plain(text) in self.gaps else text for text in table[name].unique()
             }
             table[name] = table[name].map(texts)
         self.tables[pattern, sheet] = table
@@ -321,8 +322,8 @@ class _Maker:
         """The rows of ``one`` that are as its ``where`` says."""
         table = self.read(one.table, one.sheet)
         for name, value in one.where.items():
-            texts = {_plain(as_cell(each)) for each in (value if isinstance(value, list) else [value])}
-            table = table[table[name].map(_plain).isin(texts)]
+            texts = {plain(as_cell(each)) for each in (value if isinstance(value, list) else [value])}
+            table = table[table[name].map(plain).isin(texts)]
             if table.empty:
                 raise UserError(f"mapping: {one.table}: where: no row has {name} {some(sorted(map(shown, texts)), 3)}")
         return table
@@ -405,9 +406,9 @@ class _Maker:
         """The table's rows at each event in ``window``, in order of time, then of the file: ``ROW`` and the table's."""
         keys, table = self.keys(one), self.rows(one)
         left = pd.DataFrame(
-            {f"@{k}": (result[name] if name in result else base[name]).map(_plain) for k, name in enumerate(keys)}
+            {f"@{k}": (result[name] if name in result else base[name]).map(plain) for k, name in enumerate(keys)}
         )
-        right = pd.DataFrame({f"@{k}": table[name].map(_plain) for k, name in enumerate(keys.values())})
+        right = pd.DataFrame({f"@{k}": table[name].map(plain) for k, name in enumerate(keys.values())})
         both = [*left.columns]
         right = right[(right != "").all(axis=1)]
         counts = left.groupby(both).size().mul(right.groupby(both).size(), fill_value=0)
@@ -491,11 +492,6 @@ class _Maker:
         when = when.where(event, seen if end is None else seen.clip(upper=end))
         known = when >= (first or 0.0)
         return {one.name: happened.where(known, ""), f"{one.name}_time": when.where(known).map(as_cell)}
-
-
-def _plain(text: str) -> str:
-    """A code or an id as another table may write it: pandas writes whole numbers of a column with gaps as 12.0."""
-    return text[:-2] if text.endswith(".0") and text[:-2].isdigit() else text
 
 
 def _dates(texts: pd.Series) -> pd.Series | None:

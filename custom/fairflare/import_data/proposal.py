@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from fairflare.core.errors import UserError
-from fairflare.core.validation import CONTROL, in_order, natural, shown
+from fairflare.core.validation import CONTROL, in_order, natural, shown, some
 from fairflare.data.readers.datalist import INSIDE
 from fairflare.data.readers.formats import unread
 from fairflare.data.readers.geometry import form_of, is_image, looks_like_image
@@ -106,18 +106,20 @@ class Found:
         patients: where they are known from, in words; empty: every example is taken for a patient.
         notes: what is worth knowing, a line each.
         suspects: features that may be known only after the outcome, a line each.
+        masks: path of a mask that is still to be written -> its content.
         reading: evidence for the roles of a table's columns, see ``roles.Evidence``; its text is a line.
     """
 
     kind: str
     layout: str
     examples: Sequence[Example]
-    classes: tuple[str, ...]
+    classes: tuple[str, ...] = ()
     options: Mapping[str, str] = field(default_factory=dict)
     patients: str = ""
     notes: tuple[str, ...] = ()
     suspects: tuple[str, ...] = ()
     reading: tuple[Any, ...] = ()
+    masks: Mapping[str, bytes] = field(default_factory=dict)
 
     @property
     def form(self) -> DataForm:
@@ -200,14 +202,21 @@ class Choices:
     ask: Ask = refuse
 
     @property
-    def levels(self) -> dict[str, str]:
-        """Flag -> the level that it names, of every flag that names one."""
-        named = {f"--{key}": getattr(self, key) for key in ("label", "site", "patient", "since", "time", "event")}
-        return {flag: name for flag, name in named.items() if name and name != "none"}
+    def levels(self) -> list[str]:
+        """Those that flags name."""
+        named = (self.label, self.site, self.patient, self.since, self.time, self.event)
+        return [name for name in named if name not in ("", "none")]
 
 
 def is_missing(text: str) -> bool:
     return text.strip().lower() in NO_VALUE
+
+
+def check_column(flag: str, name: str, columns: Sequence[str]) -> None:
+    """Raise UserError where ``name``, which a flag gives, is none of a table's ``columns``."""
+    if name not in columns:
+        got = shown(name) if name else "none"
+        raise UserError(f"--{flag}: expected a column among {some(columns, 12)}, got {got}")
 
 
 def class_names(labels: Iterable[str], chosen: Sequence[str]) -> tuple[str, ...]:
@@ -238,15 +247,15 @@ def site_name(text: str) -> str:
     return plain or "site"
 
 
-def site_names(texts: Iterable[str]) -> dict[str, str]:
-    """Every text -> the site's name; UserError where two different ones would have the same."""
-    found = {text: site_name(text) for text in in_order(texts)}
+def site_names(texts: Sequence[str]) -> list[str]:
+    """What the site of each of ``texts`` is called; UserError where two different ones would have the same name."""
+    found = {text: site_name(text) for text in in_order({*texts})}
     seen: dict[str, str] = {}
     for text, name in found.items():
         plain = unicodedata.normalize("NFC", text.strip())
         if (other := seen.setdefault(name, plain)) != plain:
             raise UserError(f"init: sites {shown(other)} and {shown(text)} would both be called {name!r}: rename one")
-    return found
+    return [found[text] for text in texts]
 
 
 def check_sites(names: Iterable[str]) -> None:

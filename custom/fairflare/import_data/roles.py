@@ -162,7 +162,7 @@ def as_site(column: Column) -> Evidence:
         points, why = points + 2, [*why, "its cells are names of hospitals"]
     if column.plain in (*naming.WORDS["column_identifier"], *naming.WORDS["column_patient"]):
         points, why = points - 5, [*why, "its name says a patient"]
-    if points > 0 and any(map(naming.says_body, texts)):
+    if points > 0 and any({*naming.name_words(text)} & {*naming.WORDS["cell_body"]} for text in texts):
         points, why = points - 4, [*why, "its cells are places of the body"]
     if points <= 0:
         return Evidence(column.name, "site", points, tuple(why))

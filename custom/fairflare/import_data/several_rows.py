@@ -6,7 +6,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import pandas as pd
 import yaml
@@ -14,8 +14,9 @@ import yaml
 from fairflare.core.errors import UserError
 from fairflare.core.validation import flag, some
 from fairflare.data.readers.tables import read_columns
-from fairflare.import_data.labels import AGE, WORDS, bare, is_date
+from fairflare.import_data.labels import AGE, WORDS, bare
 from fairflare.import_data.proposal import Choices, Found
+from fairflare.import_data.roles import columns_of
 
 EVENT, INSTRUMENT, GROUP = "redcap_event_name", "redcap_repeat_instrument", "redcap_data_access_group"
 TIMES = ("hour", "hours", "time", "iculos", "minute", "minutes", "day", "days", "offset", "zeit", "stunde", "tag")
@@ -27,37 +28,7 @@ NAME = "@name"
 FILE, HOME = "@file", "@folder"
 """What a mapping calls a row's file and folder."""
 Known = dict[str, Any]
-FORMS: dict[str, Known] = {
-    "OMOP CDM": {
-        "patient": "person_id",
-        "index": ("visit_occurrence", "visit_start_date", {"site": "care_site_id", "visit": "visit_concept_id"}),
-        "person": ("person", "person_id", "gender_concept_id", ("birth_datetime", "year_of_birth")),
-        "coded": (
-            ("measurement", "measurement_date", "measurement_concept_id", "value_as_number"),
-            ("condition_occurrence", "condition_start_date", "condition_concept_id", ""),
-            ("drug_exposure", "drug_exposure_start_date", "drug_concept_id", ""),
-        ),
-        "death": ("death", "person_id", "death_date"),
-    },
-    "Synthea": {
-        "patient": "PATIENT",
-        "index": ("encounters", "START", {"site": "ORGANIZATION", "encounter": "ENCOUNTERCLASS"}),
-        "person": ("patients", "Id", "GENDER", ("BIRTHDATE",)),
-        "coded": (
-            ("observations", "DATE", "CODE", "VALUE"),
-            ("conditions", "START", "CODE", ""),
-            ("medications", "START", "CODE", ""),
-        ),
-        "death": ("patients", "Id", "DEATHDATE"),
-    },
-    "MIMIC": {
-        "patient": "subject_id",
-        "index": ("admissions", "admittime", {"admission": "admission_type", "insurance": "insurance"}),
-        "person": ("patients", "subject_id", "gender", ("dob",)),
-        "coded": (("labevents", "charttime", "itemid", "valuenum"),),
-        "death": ("patients", "subject_id", "dod"),
-    },
-}
+FORMS: dict[str, Known] = yaml.safe_load(Path(__file__).with_name("sets.yaml").read_text(encoding="utf-8"))
 """Relational sets: their tables, and the columns of these."""
 
 
@@ -173,14 +144,6 @@ def _filled(table: pd.DataFrame, without: Sequence[str]) -> list[str]:
     return [name for name in names if not name.startswith("redcap_") and not name.endswith("_complete")]
 
 
-def _dates_in(table: pd.DataFrame, names: Sequence[str]) -> list[str]:
-    found = []
-    for name in names:
-        cells = table[name][table[name] != ""].unique()
-        found += [name] if len(cells) and sum(map(is_date, cells)) >= MOSTLY * len(cells) else []
-    return found
-
-
 def _date_of(table: pd.DataFrame, dates: Sequence[str]) -> str:
     """The date of most rows that is no date of birth."""
     fits = [name for name in dates if not _is_birth(name) and (table[name] != "").mean() >= MOSTLY]
@@ -200,7 +163,7 @@ def _redcap(table: pd.DataFrame, pattern: str, label: str, site: str) -> tuple[K
     own = table[single & (table[EVENT] == events[0])] if events else table[single]
     taken = [patient, label, site]
     names = _filled(own, taken)
-    dates = _dates_in(own, names)
+    dates = [one.name for one in columns_of(own, names).values() if one.is_date]
     date = _date_of(own, dates)
     columns = {name: name for name in names if name not in dates}
     index: Known = {"table": pattern, "where": first, **({"date": date} if date else {})}
@@ -215,7 +178,7 @@ def _redcap(table: pd.DataFrame, pattern: str, label: str, site: str) -> tuple[K
             continue
         rows = table[table[INSTRUMENT] == name]
         filled = _filled(rows, taken)
-        when = _dates_in(rows, filled)
+        when = [one.name for one in columns_of(rows, filled).values() if one.is_date]
         if date and (of := _date_of(rows, when)):
             for column in (one for one in filled if one not in when):
                 source = {"name": f"{name}_{column}", "table": pattern, "where": {INSTRUMENT: str(name)}, "date": of}
@@ -243,6 +206,8 @@ def _per_patient(table: pd.DataFrame, stems: pd.Series, pattern: str, label: str
     clock = _counting(table, stems)
     ends = pd.to_numeric(table[clock].str.replace(r"^(\d+):\d{2}$", r"\1", regex=True)).groupby(stems.to_numpy()).max()
     after = 24.0 if ends.median() >= 48 else float(ends.median() // 2)
+    word = bare(clock)
+    unit = "days" if word.startswith(("day", "tag")) else "minutes" if word.startswith("minute") else "hours"
     index: Known = {"table": pattern, "key": FILE, "after": after}
     index |= {"columns": {"site": site}} if site else {}
     columns = []
@@ -252,19 +217,14 @@ def _per_patient(table: pd.DataFrame, stems: pd.Series, pattern: str, label: str
     end = {"date": clock, "window": [0, None], "column": label, "take": _takes(table[label], ("max",))}
     end["take"] = "max" if isinstance(end["take"], list) else "last"
     outcome = {"name": label, "table": pattern, "key": FILE, **end}
-    content: Known = {"patient": "patient", **({"site": "site"} if site else {}), "unit": _unit(clock), "index": index}
+    content: Known = {"patient": "patient", **({"site": "site"} if site else {}), "unit": unit, "index": index}
     notes = [f"A file is a patient; {clock} counts. Predictors are known by {after:g}, the outcome is from then on."]
     return {**content, "columns": columns, "outcome": outcome}, notes
 
 
-def _unit(clock: str) -> Literal["minutes", "hours", "days"]:
-    plain = bare(clock)
-    return "days" if plain.startswith(("day", "tag")) else "minutes" if plain.startswith("minute") else "hours"
-
-
 def _visits(table: pd.DataFrame, pattern: str, label: str, patient: str, site: str) -> tuple[Known, list[str]]:
     names = _filled(table, [patient, label, site])
-    dates = _dates_in(table, names)
+    dates = [one.name for one in columns_of(table, names).values() if one.is_date]
     date = _date_of(table, dates)
     columns = {**({"site": site} if site else {}), **{name: name for name in names if name not in dates}}
     index: Known = {"table": pattern, **({"date": date} if date else {}), "take": "first", "columns": _named(columns)}

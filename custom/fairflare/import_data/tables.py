@@ -27,14 +27,15 @@ from fairflare.data.readers.tables import SUFFIXES, read_table
 from fairflare.import_data import columns as read
 from fairflare.import_data.cells import Cells, Row, Sites
 from fairflare.import_data.folders import NAME, images_in_folders, level_table, patients_of
-from fairflare.import_data.labels import WORDS, bare, group_columns, grouped_by, is_date, same_numbers, split_word
-from fairflare.import_data.levels import FOLDER, is_patient_level, roles, structures
+from fairflare.import_data.labels import WORDS, bare, groups_of, is_date, same_numbers, split_word
+from fairflare.import_data.levels import FOLDER, is_patient_level, roles
 from fairflare.import_data.proposal import (
     Choices,
     Files,
     Found,
     Reading,
     as_examples,
+    check_column,
     is_missing,
     root_name,
     site_name,
@@ -182,13 +183,13 @@ def examples_in_tables(files: Files, paths: Sequence[Path], chosen: Choices) -> 
             be read in two ways and nobody can be asked.
     """
     table = rows_of(files.root, paths, chosen)
+    notes = table.attrs["notes"]
     if _holds_units(table):
-        shown_row = some([cell for name, cell in table.iloc[0].items() if cell and not str(name).startswith("@")][:4])
-        found = _of_rows(files, paths, table.iloc[1:].reset_index(drop=True), chosen)
-        text = f"the second line ({shown_row} ...) holds units or further names, and is no patient"
-        return replace(found, notes=(*found.notes, *table.attrs["notes"], text))
+        cells = some([cell for name, cell in table.iloc[0].items() if cell and not str(name).startswith("@")][:4])
+        notes += (f"the second line ({cells} ...) holds units or further names, and is no patient",)
+        table = table.iloc[1:].reset_index(drop=True)
     found = _of_rows(files, paths, table, chosen)
-    return replace(found, notes=(*found.notes, *table.attrs["notes"]))
+    return replace(found, notes=(*found.notes, *notes))
 
 
 def _holds_units(table: pd.DataFrame) -> bool:
@@ -231,7 +232,7 @@ def _role(role: str, table: pd.DataFrame, columns: Sequence[str], chosen: Choice
         UserError: the user names one that is not there, or several may be meant and nobody can be asked.
     """
     if given := getattr(chosen, role, ""):
-        _check_column(role, given, columns)
+        check_column(role, given, ["none", *columns])
         return "" if given == "none" else str(given)
     fits = [name for word in WORDS[f"column_{role}"] for name in columns if bare(name) == word]
     if role == "split":
@@ -244,11 +245,6 @@ def _role(role: str, table: pd.DataFrame, columns: Sequence[str], chosen: Choice
     fits = [fits[0], *different]
     readings = [Reading(f"{name} ({some(in_order(table[name].unique()), 3)})", flag(role, name)) for name in fits]
     return fits[chosen.ask(f"{len(fits)} columns may be the {role}", readings)]
-
-
-def _check_column(role: str, given: str, columns: Sequence[str]) -> None:
-    if given not in ("", *columns, "none"):
-        raise UserError(f"--{role}: expected a column among {some(columns, 12)}, got {shown(given)}")
 
 
 def _label(table: pd.DataFrame, columns: Sequence[str], chosen: Choices) -> str:
@@ -343,8 +339,7 @@ def _sites(files: Files, table: pd.DataFrame, column: str, chosen: Choices) -> l
     if column:
         if empty := int(table[column].map(is_missing).sum()):
             raise UserError(f"init: {column}: expected the site of every row, {empty} have none")
-        names = site_names(table[column].unique())
-        return [names[cell] for cell in table[column]]
+        return site_names(table[column])
     root = site_name(files.root.stem) if files.root.is_file() else root_name(files.root)
     return [(site if chosen.site != "none" else "") or root for site in table[SITE]]
 
@@ -379,7 +374,7 @@ class _Roles:
 def _roles(table: pd.DataFrame, columns: Sequence[str], chosen: Choices, sites: Callable[[str], list[str]]) -> _Roles:
     """The roles of ``columns``; ``sites``: of each row, by the name of their column."""
     for role in ("site", "patient"):
-        _check_column(role, getattr(chosen, role), columns)
+        check_column(role, getattr(chosen, role) or "none", [*columns, "none"])
     split = _role("split", table, columns, chosen)
     if split and not any(split_word(cell) for cell in table[split].unique()):
         split = ""
@@ -433,15 +428,17 @@ def _images(
     if role.patient:
         patients, whence = _of_patients(kept[role.patient]), f"column {role.patient}"
     else:
-        patients, whence = patients_of(levels, sites, _folder_of_patients(levels), own)
-    groups = group_columns(kept[list(columns)], [image, label, *several, *role.taken], chosen.groups)
+        folders = [name for name in levels.columns if name.startswith(FOLDER) and levels[name].nunique() > 1]
+        of_patients = next((name for name in folders if is_patient_level(levels, name, folders)), "")
+        patients, whence = patients_of(levels, sites, of_patients, own)
+    about = groups_of(kept[list(columns)], [image, label, *several, *role.taken], chosen.groups)
     outcome = None
     if several:
         outcome = read.in_columns(several, kept, images=True)
     elif label and not mask:
         outcome = read.outcome_of(label, labels, chosen, table=False)
         labels = list(outcome.labels)
-    examples = as_examples(sites, images, labels, _splits(kept, role.split), patients, grouped_by(kept, groups))
+    examples = as_examples(sites, images, labels, _splits(kept, role.split), patients, about)
     if outcome is not None and outcome.told:
         examples = [replace(one, told=told) for one, told in zip(examples, outcome.told, strict=True)]
     bare_rows, gone = int((there & ~labelled).sum()), list(table[image][~there])
@@ -457,8 +454,7 @@ def _images(
     if gone:
         notes += (f"{len(gone)} rows name images that are not there and are left out, e.g. {shown(gone[0])}",)
     if outcome is None:
-        names, options = structures(files.root, labels, chosen.classes, {})
-        return Found("segmentation", "a table of images and masks", examples, names, options, whence, notes)
+        return Found("segmentation", "a table of images and masks", examples, patients=whence, notes=notes)
     layout = f"a table of images with column {', '.join(several) or label}"
     notes += (*outcome.notes, *_of_amounts(outcome, label, sites, chosen))
     told = {name: list(kept[name]) for name in others if name not in role.taken}
@@ -482,8 +478,7 @@ def _sites_of_images(
     role = roles(of_levels, replace(chosen, site=given, label="", patient="none"), labelled=False)
     if not role.site:
         return _sites(files, table, column, chosen)
-    names = site_names(levels[role.site].unique())
-    return [names[name] for name in levels[role.site]]
+    return site_names(levels[role.site])
 
 
 def _of_patients(cells: pd.Series) -> list[str]:
@@ -541,11 +536,6 @@ def _pairs(codes: np.ndarray, sites: np.ndarray) -> np.ndarray:
     return np.unique(np.concatenate(found), axis=0)
 
 
-def _folder_of_patients(table: pd.DataFrame) -> str:
-    levels = [name for name in table.columns if name.startswith(FOLDER) and table[name].nunique() > 1]
-    return next((name for name in levels if is_patient_level(table, name, levels)), "")
-
-
 def _rows(files: Files, table: pd.DataFrame, columns: Sequence[str], chosen: Choices) -> Found:
     if chosen.kind and not FORMS[chosen.kind].table:
         raise UserError(f"init: no column of the table names images; it has: {some(columns, 12)}")
@@ -554,8 +544,8 @@ def _rows(files: Files, table: pd.DataFrame, columns: Sequence[str], chosen: Cho
     if not several and (timed := times_of(table, columns, chosen, named)):
         return _times(files, table, columns, timed)
     label = several[0] if several else named or _label(table, columns, chosen)
-    if chosen.since and chosen.since not in columns:
-        raise UserError(f"--since: expected a column among {some(columns, 12)}, got {shown(chosen.since)}")
+    if chosen.since:
+        check_column("since", chosen.since, columns)
     missing = ~_any_said(table, several or [label])
     kept = table[~missing].reset_index(drop=True) if missing.any() else table
     if kept.empty:
@@ -569,19 +559,20 @@ def _rows(files: Files, table: pd.DataFrame, columns: Sequence[str], chosen: Cho
     )
     said = replace(chosen, label=chosen.label or label)
     role = _roles(kept, columns, said, lambda site: _sites(files, kept, site, chosen))
-    sites = role.sites
-    copies = _copies(kept, role, chosen)
-    exposure, spent = _exposure(kept, columns, chosen, outcome)
-    taken = [*(several or [label]), *spent, *role.taken]
-    groups = group_columns(kept[list(columns)], taken, chosen.groups)
-    found = read.predictors(kept[list(columns)], outcome.of_levels, taken, pd.Series(sites), chosen, role.people)
+    exposure, spent = {}, dict[str, Sequence[str]]()
+    if chosen.exposure:
+        if chosen.exposure not in columns or outcome.kind != "regression":
+            text = f"a column among {some(columns, 12)}, with --kind regression"
+            raise UserError(f"--exposure: expected {text}, got {shown(chosen.exposure)}")
+        exposure = {"amount": "count", "exposure": chosen.exposure}
+        spent[chosen.exposure] = kept[chosen.exposure]
     told = {name: ["" if row[name] is None else str(row[name]) for row in outcome.told] for name in several}
-    cells = {**found.cells, **{name: Cells.of(column) for name, column in {**spent, **told}.items()}}
-    notes = (*_left_out(label, missing), *copies, *outcome.notes, *_of_amounts(outcome, label, sites, chosen))
+    notes = (*_left_out(label, missing), *outcome.notes, *_of_amounts(outcome, label, role.sites, chosen))
     options = {"label": "" if several else label, **exposure, **outcome.options}
     layout = f"tables with column {', '.join(several) or label}"
     made = Found(outcome.kind, layout, [], outcome.classes, options, notes=notes)
-    return _with_rows(made, kept, role, groups, found, outcome.labels, cells)
+    taken, more = [*(several or [label]), *spent], {**spent, **told}
+    return _with_rows(made, kept, columns, role, taken, outcome.of_levels, outcome.labels, more, chosen)
 
 
 def _of_amounts(outcome: read.Outcome, label: str, sites: Sequence[str], chosen: Choices) -> list[str]:
@@ -594,54 +585,49 @@ def _left_out(label: str, missing: pd.Series) -> tuple[str, ...]:
     return (f"{int(missing.sum())} rows have no {label} and are left out",) if missing.any() else ()
 
 
-def _exposure(
-    table: pd.DataFrame, columns: Sequence[str], chosen: Choices, outcome: read.Outcome
-) -> tuple[dict[str, str], dict[str, pd.Series]]:
-    """The options, and the column with its cells, that --exposure asks for."""
-    if not chosen.exposure:
-        return {}, {}
-    if chosen.exposure not in columns or outcome.kind != "regression":
-        text = f"a column among {some(columns, 12)}, with --kind regression"
-        raise UserError(f"--exposure: expected {text}, got {shown(chosen.exposure)}")
-    return {"amount": "count", "exposure": chosen.exposure}, {chosen.exposure: table[chosen.exposure]}
-
-
 def _with_rows(
     made: Found,
     kept: pd.DataFrame,
+    columns: Sequence[str],
     role: _Roles,
-    groups: Sequence[str],
-    found: read.Predictors,
+    spent: Sequence[str],
+    levels: pd.Series,
     labels: Sequence[Any],
-    cells: Mapping[str, Cells],
+    more: Mapping[str, Sequence[str]],
+    chosen: Choices,
 ) -> Found:
-    """``made`` with the rows ``kept`` of a table as its examples, which have the ``labels`` and further ``cells``."""
+    """``made`` with the rows ``kept`` of a table as its examples.
+
+    Args:
+        spent: columns that are no predictors, beside those with a role.
+        levels: what no predictor may tell alone.
+        labels: of the examples.
+        more: further columns that are written.
+    """
+    copies, taken, own = _copies(kept, role, chosen), [*spent, *role.taken], kept[list(columns)]
+    about = groups_of(own, taken, chosen.groups)
+    found = read.predictors(own, levels, taken, pd.Series(role.sites), chosen, role.people)
     patients = _of_patients(kept[role.patient]) if role.patient else [""] * len(kept)
-    splits, about = _splits(kept, role.split), grouped_by(kept, groups)
-    rows = [Row(cells, number) for number in range(len(kept))]
+    cells = {**found.cells, **{name: Cells.of(column) for name, column in more.items()}}
+    site = [as_site(role.people.columns[role.site])] if role.site else []
+    site = [one if one.points >= BAR else replace(one, reasons=("--site says it",)) for one in site]
+    codes = [Evidence(name, "code", BAR, (why,)) for name, why in found.codes.items()]
+    splits, rows = _splits(kept, role.split), [Row(cells, number) for number in range(len(kept))]
     return replace(
         made,
         examples=as_examples(role.sites, [""] * len(kept), labels, splits, patients, about, rows),
-        options={**made.options, **read.as_options(found)},
+        options={**made.options, **found.options},
         patients=f"column {role.patient}" if role.patient else "",
-        reading=_card(role, found),
+        reading=(*site, *role.people.evidence_of, *codes),
         notes=(
             *made.notes,
+            *copies,
             *role.people.notes,
             *found.notes,
             "make sure that no predictor is known only after the outcome",
         ),
         suspects=tuple(found.suspects),
     )
-
-
-def _card(role: _Roles, found: read.Predictors) -> tuple[Evidence, ...]:
-    """What was read of each column that is no plain number, category or date, and why."""
-    known = role.people
-    site: tuple[Evidence, ...] = (as_site(known.columns[role.site]),) if role.site else ()
-    site = tuple(one if one.points >= BAR else replace(one, reasons=("--site says it",)) for one in site)
-    codes = (Evidence(name, "code", BAR, (why,)) for name, why in found.codes.items())
-    return (*site, *known.evidence_of, *codes)
 
 
 def _times(files: Files, table: pd.DataFrame, columns: Sequence[str], chosen: Choices) -> Found:
@@ -663,18 +649,12 @@ def _times(files: Files, table: pd.DataFrame, columns: Sequence[str], chosen: Ch
     if (end := max(ends_of(chosen.horizons, 1))) > longest * (1 + 1e-6):  # horizons are float32
         text = f"expected times until which somebody is observed, in the unit of {time}: {longest:g} at most"
         raise UserError(f"--horizons: {text}, got {end:g}")
-    sites = role.sites
-    copies = _copies(kept, role, chosen)
-    spent = [chosen.since] if dated and chosen.since else []
-    taken = [event, *names, *spent, *role.taken]
-    groups = group_columns(kept[list(columns)], taken, chosen.groups)
-    found = read.predictors(kept[list(columns)], kept[event], taken, pd.Series(sites), chosen, role.people)
-    found.cells[time] = Cells.of(kept[time])
+    spent = [event, *names, *([chosen.since] if dated and chosen.since else [])]
     happened = f"{int((kept[event] == '1').sum())} of {len(kept)} rows have an event"
     values = f" ({some(chosen.event_value, 4)} in {event})" if chosen.event_value not in ((), ("1",)) else ""
-    units = read.checked_numbers(time, pd.to_numeric(kept[time]).to_numpy(dtype=float), Sites.of(sites), chosen)
+    units = read.checked_numbers(time, pd.to_numeric(kept[time]).to_numpy(dtype=float), Sites.of(role.sites), chosen)
     asked = f"{happened}{values}; survival until {chosen.horizons} is asked for"
-    notes = (*_left_out(event, pd.Series(missing)), *copies, asked, *units)
+    notes = (*_left_out(event, pd.Series(missing)), asked, *units)
     options = {"label": event, "time": time, "horizons": chosen.horizons}
     made = Found("survival", f"tables with times ({time}) and events ({event})", [], (), options, notes=notes)
-    return _with_rows(made, kept, role, groups, found, kept[event], found.cells)
+    return _with_rows(made, kept, columns, role, spent, kept[event], kept[event], {time: kept[time]}, chosen)

@@ -13,7 +13,7 @@ import pandas as pd
 from fairflare.core.errors import UserError
 from fairflare.core.validation import flag, in_order, shown, some
 from fairflare.import_data import labels as naming
-from fairflare.import_data.proposal import Choices, Reading, is_missing
+from fairflare.import_data.proposal import Choices, Reading, check_column, is_missing
 
 NAMED = re.compile(
     r"(^|_)(days?|time|months?|years?|weeks?)_(to|until|till)_(?!hospital)|"
@@ -43,8 +43,10 @@ def times_of(table: pd.DataFrame, columns: Sequence[str], chosen: Choices, label
         found = _recognised(table, columns, chosen, label) if chosen.kind in ("", "survival") else None
         if found is None:
             return None
+        value = f" {flag('event-value', *found.event_value)}" if found.event_value else ""
+        flags = f"{flag('time', found.time)} {flag('event', found.event)}{value} {flag('horizons', found.horizons)}"
         ways = [
-            Reading(f"{found.time} is the time of the event", _flags(found)),
+            Reading(f"{found.time} is the time of the event", flags),
             Reading(f"{found.event} is a class", f"{flag('label', found.event)} --kind tabular"),
         ]
         if chosen.ask(f"{found.time} and {found.event} may be a time to an event", ways):
@@ -53,11 +55,9 @@ def times_of(table: pd.DataFrame, columns: Sequence[str], chosen: Choices, label
     names = chosen.time.split(",") if chosen.time not in columns else [chosen.time]
     if chosen.until and not chosen.event:
         chosen = replace(chosen, event=EVENT, event_value=("1",))
-    needed = [("--time", name) for name in names] + [("--event", chosen.event)] * (chosen.event != EVENT)
+    needed = [("time", name) for name in names] + [("event", chosen.event)] * (chosen.event != EVENT)
     for asked, name in needed:
-        if name not in columns:
-            got = shown(name) if name else "none"
-            raise UserError(f"{asked}: expected a column among {some(columns, 12)}, got {got}")
+        check_column(asked, name, columns)
     from fairflare.tasks.own.survival import ends_of
 
     if not chosen.horizons:
@@ -65,11 +65,6 @@ def times_of(table: pd.DataFrame, columns: Sequence[str], chosen: Choices, label
         raise UserError(f"--horizons: {text} {chosen.time}, got none")
     ends_of(chosen.horizons, 1)
     return _with_event_value(table, columns, names, chosen)
-
-
-def _flags(found: Choices) -> str:
-    value = f" {flag('event-value', *found.event_value)}" if found.event_value else ""
-    return f"{flag('time', found.time)} {flag('event', found.event)}{value} {flag('horizons', found.horizons)}"
 
 
 def _recognised(table: pd.DataFrame, columns: Sequence[str], chosen: Choices, label: str) -> Choices | None:

@@ -68,7 +68,9 @@ def read_laid_out(path: Path, chosen: Choices) -> tuple[dict[str, list[str]], li
             row = int(place.split()[-1])
             if row < first or (skips and row in layout.rows):
                 continue
-            cells = _carried(cells) if row < last else cells
+            if row < last:  # names of groups of columns, each over all of its columns
+                names = pd.Series(cells, dtype=object).str.strip()
+                cells = list(names.where(names != "").ffill().fillna(""))
             cells = [cell for k, cell in enumerate(cells) if not (skips and k in layout.columns)]
             if row > last and not head:
                 raise DataError("unreadable", f"table {path.name}: expected names in row {first}, got an empty one")
@@ -153,12 +155,6 @@ def _filled(rows: Rows, layout: Layout, head: int) -> Iterator[tuple[str, list[s
                 for k in range(left, min(right + 1, len(cells))):
                     cells[k] = cells[k] or value
         yield place, cells
-
-
-def _carried(cells: list[str]) -> list[str]:
-    """Names of groups of columns, each over all of its columns."""
-    found = pd.Series(cells, dtype=object).str.strip()
-    return list(found.where(found != "").ffill().fillna(""))
 
 
 def _joined(head: list[list[str]]) -> list[str]:

@@ -99,38 +99,38 @@ def _picture(root: Path, one: Example, window: str) -> str:
     return f'<img alt="{named}" title="{named}" {size} src="data:image/png;base64,{data}">'
 
 
-def lines_of(found: Found, sites: Sequence[str]) -> list[str]:
-    """One example of each class at each of ``sites``, as text."""
-    shown = []
-    for (site, label), own in examples_of(found).items():
-        if site in sites:
-            one = own[0]
-            cells = ", ".join(f"{name} {value or '-'}" for name, value in list(one.cells.items())[:6])
-            what = label or ("mask" if found.form.masks else one.label or "none")
-            shown.append(f"{site}, {what}: {one.image or cells}")
-    return shown
-
-
 PREVIEW = "preview.html"
 SHORT = dict(zip(SPLITS, ("train", "val", "test")))
 
 
-def contents(root: Path, found: Found, links: bool) -> dict[str, str]:
-    """Path below ``root``/fairflare -> text, of what was ``found`` with every example in a split.
+def contents(root: Path, found: Found, links: bool) -> dict[str, bytes]:
+    """Path below ``root``/fairflare -> content, of what was ``found`` with every example in a split.
 
     ``links``: whether symbolic links may lead out of ``root``. UserError where two sites have names that a file system
     may take for one.
     """
     check_sites(found.sites)
     check_texts(found)
-    files = {f"{DESCRIPTION}.json": _json(description(root, found, links)), PREVIEW: page(root, found)}
-    home = str(root.resolve())
+    files: dict[str, str] = {f"{DESCRIPTION}.json": _json(description(root, found, links)), PREVIEW: page(root, found)}
+    home, kept = str(root.resolve()), set(attributes(found))
     for site in found.sites:
         name = f"{site}.csv" if found.form.table else f"{site}.json"
-        files[name] = _table(found, site) if found.form.table else _list(found, site)
-        own = {"data_root": home, "datalist": f"{INSIDE}/{name}", **({"links": True} if links else {}), "min_count": 10}
-        files[f"sites/{site}.yaml"] = "".join(f"{key}: {json.dumps(value)}\n" for key, value in own.items())
-    return files
+        if found.form.table:
+            files[name] = _table(found, site)
+        else:
+            own = found.of(site)
+            files[name] = _json(
+                {split: [_entry(found, one, kept) for one in own if one.split == split] for split in SPLITS}
+            )
+        keys = {
+            "data_root": home,
+            "datalist": f"{INSIDE}/{name}",
+            **({"links": True} if links else {}),
+            "min_count": 10,
+        }
+        files[f"sites/{site}.yaml"] = "".join(f"{key}: {json.dumps(value)}\n" for key, value in keys.items())
+    masks = {one.label.removeprefix(f"{INSIDE}/"): found.masks[one.label] for one in found.examples if found.masks}
+    return {name: text.encode() for name, text in files.items()} | masks
 
 
 def description(root: Path, found: Found, links: bool) -> dict[str, Any]:
@@ -171,24 +171,12 @@ def sizes(found: Found, site: str) -> dict[str, int]:
     return {short: sum(one.split == split for one in own) for split, short in SHORT.items()}
 
 
-def _list(found: Found, site: str) -> str:
-    own, kept = found.of(site), set(attributes(found))
-    lists = {split: [_entry(found, one, kept) for one in own if one.split == split] for split in SPLITS}
-    return _json(lists)
-
-
 def _entry(found: Found, one: Example, kept: set[str]) -> dict[str, Any]:
     about = {name: value for name, value in one.about.items() if name in kept}
     patient = {PATIENTS[0]: one.patient} if one.patient else {}
     frame = {} if one.frame is None else {"frame": one.frame}
-    return {"image": one.image, "label": _label(found, one), **frame, **about, **patient}
-
-
-def _label(found: Found, one: Example) -> Any:
-    """A class or a mask as text, a number, or what is said of several labels."""
-    if one.told:
-        return dict(one.told)
-    return float(one.label) if found.kind == IMAGE_AMOUNTS.name else one.label
+    label = dict(one.told) or (float(one.label) if found.kind == IMAGE_AMOUNTS.name else one.label)
+    return {"image": one.image, "label": label, **frame, **about, **patient}
 
 
 def _table(found: Found, site: str) -> str:
@@ -228,7 +216,7 @@ def refuse_existing(root: Path) -> None:
         raise UserError(f"init: {there} exists; remove it to look at the folder anew")
 
 
-def write(root: Path, files: Mapping[str, str]) -> Path:
+def write(root: Path, files: Mapping[str, bytes]) -> Path:
     """Write ``files`` below ``root``/fairflare, which appears whole or not at all; returns that folder.
 
     Raises:
@@ -238,9 +226,9 @@ def write(root: Path, files: Mapping[str, str]) -> Path:
     try:
         scratch = Path(tempfile.mkdtemp(prefix=".fairflare-init-", dir=root))
         try:
-            for name, text in files.items():
+            for name, content in files.items():
                 (scratch / name).parent.mkdir(exist_ok=True)
-                (scratch / name).write_text(text, encoding="utf-8")
+                (scratch / name).write_bytes(content)
             os.rename(scratch, root / INSIDE)
         except BaseException:
             shutil.rmtree(scratch, ignore_errors=True)
@@ -257,7 +245,7 @@ MOST_SITES = 20
 MOST_EXAMPLES = 12
 
 
-def summary(root: Path, proposal: Proposal, files: Mapping[str, str]) -> dict[str, Any]:
+def summary(root: Path, proposal: Proposal, files: Mapping[str, bytes]) -> dict[str, Any]:
     """What was found in the folder ``root`` and would be written, for a program: what ``fairflare init --json`` prints.
 
     Args:
@@ -284,7 +272,7 @@ def summary(root: Path, proposal: Proposal, files: Mapping[str, str]) -> dict[st
     }
 
 
-def lines(root: Path, proposal: Proposal, files: Mapping[str, str]) -> list[str]:
+def lines(root: Path, proposal: Proposal, files: Mapping[str, bytes]) -> list[str]:
     """The same for people, a line each; arguments as of ``summary``."""
     found = proposal.found
     shown = _line("found", f"{found.layout} ({found.kind})")
@@ -306,8 +294,11 @@ def lines(root: Path, proposal: Proposal, files: Mapping[str, str]) -> list[str]
     known = f"known by {found.patients}; nobody is in two splits"
     shown += _line("patients", known if found.patients else unknown)
     shown += ["", *_site_table(found), ""]
-    for line in lines_of(found, found.sites[:2])[:MOST_EXAMPLES]:
-        shown += [f"  {line}" if len(line) <= WIDTH - 2 else f"  {line[: WIDTH - 5]}..."]
+    first = [(key, own[0]) for key, own in examples_of(found).items() if key[0] in found.sites[:2]]
+    for (site, label), one in first[:MOST_EXAMPLES]:
+        cells = ", ".join(f"{name} {value or '-'}" for name, value in list(one.cells.items())[:6])
+        what = label or ("mask" if found.form.masks else one.label or "none")
+        shown.append(f"  {textwrap.shorten(f'{site}, {what}: {one.image or cells}', WIDTH - 2, placeholder=' ...')}")
     shown += [""]
     for name, text in [*(("suspect", one) for one in found.suspects), *(("note", one) for one in found.notes)]:
         shown += _line(name, text)
@@ -400,7 +391,7 @@ def imported(frame: pd.DataFrame, folder: Path, chosen: Choices) -> Proposal:
         files = contents(folder, proposal.found, False)
         there = [folder / INSIDE / name for name in files]
         if not all(
-            path.is_file() and path.read_text("utf-8") == files[path.relative_to(folder / INSIDE).as_posix()]
+            path.is_file() and path.read_bytes() == files[path.relative_to(folder / INSIDE).as_posix()]
             for path in there
         ):
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)

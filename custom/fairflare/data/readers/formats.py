@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 PICTURE, VOLUME, TABLE = "PNG or JPEG", "NIfTI (.nii.gz)", "CSV or Parquet"
+SIMPLE_ITK = """pip install SimpleITK; python -c "import SimpleITK as s; s.WriteImage(s.ReadImage('A'), 'A.nii.gz')" """
 UNREAD: dict[str, tuple[str, str]] = {
     **dict.fromkeys((".h5", ".hdf5", ".he5", ".mat"), ("HDF5 or MATLAB", f"{TABLE}, or images to {PICTURE}")),
     **dict.fromkeys((".npy", ".npz"), ("NumPy", f"{PICTURE}, {VOLUME} or {TABLE}")),
@@ -17,7 +18,8 @@ UNREAD: dict[str, tuple[str, str]] = {
     **dict.fromkeys(
         (".tif", ".tiff", ".bmp", ".gif", ".webp", ".jp2", ".heic"), ("a picture of another kind", PICTURE)
     ),
-    **dict.fromkeys((".mha", ".mhd", ".nrrd", ".img", ".hdr", ".mgz"), ("another volume format", VOLUME)),
+    **dict.fromkeys((".img", ".hdr", ".mgz"), ("another volume format", VOLUME)),
+    **dict.fromkeys((".mha", ".mhd", ".nrrd"), ("MetaImage or NRRD", f"{VOLUME}: {SIMPLE_ITK}")),
     **dict.fromkeys((".dcm.gz", ".csv.gz", ".zip"), ("packed", "unpacked files")),
     **dict.fromkeys((".ods", ".rds"), ("a table of LibreOffice or R", TABLE)),
 }
@@ -30,7 +32,8 @@ BOX = re.compile(r"\d+( +[\d.]+){4,}\s*")
 def unread(name: str) -> str:
     """What to say of a file by its ``name``: its format, and what to convert it to; "" where it may be read."""
     found = next((one for end, one in UNREAD.items() if name.lower().endswith(end)), None)
-    return f"{found[0]}, which is not read: convert it to {found[1]}" if found else ""
+    way = found[1].replace("'A", f"'{name}") if found else ""
+    return f"{found[0]}, which is not read: convert it to {way}" if found else ""
 
 
 def boxes_in(root: Path, images: Sequence[str]) -> str:
