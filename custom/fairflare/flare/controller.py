@@ -16,6 +16,7 @@ from typing import Any
 
 from nvflare.apis.client import Client
 from nvflare.apis.controller_spec import ClientTask, Task
+from nvflare.apis.event_type import EventType
 from nvflare.apis.fl_constant import ReturnCode
 from nvflare.apis.fl_context import FLContext
 from nvflare.app_common.abstract.fl_model import FLModel
@@ -42,6 +43,7 @@ from fairflare.engine.straggler_policy import EarlyEnd, Ending
 from fairflare.flare import paths
 from fairflare.flare.compat import ENABLE, ROOT, LazyRef
 from fairflare.flare.credentials import OF_SERVER, log_signer, server_credentials
+from fairflare.flare.job_reason import leave_reason
 from fairflare.flare.tracking import Tracking
 from fairflare.flare.wire import ERROR_HEADER, answer_from_model, instruction_to_model
 from fairflare.privacy.schemes import NONE
@@ -109,10 +111,12 @@ class FairController(ModelController):
         self._asked: frozenset[str] = frozenset()  # of an evaluation; empty: everyone who is connected
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
-        """Tell whoever asks for the job's statistics how far the run is."""
+        """Tell whoever asks how far the run is, and leave word why it failed."""
         super().handle_event(event_type, fl_ctx)
         if event_type == InfoCollector.EVENT_TYPE_GET_STATS:
             fl_ctx.get_prop(InfoCollector.CTX_KEY_STATS_COLLECTOR).set_info(PROGRESS, {PROGRESS: self._at})
+        elif event_type == EventType.FATAL_SYSTEM_ERROR and not paths.is_named():
+            leave_reason(fl_ctx)
 
     def broadcast(self, task: Task, fl_ctx: FLContext, *others: Any, **options: Any) -> None:
         """As FLARE's; errors that come in place of a result are answers, too."""

@@ -22,7 +22,7 @@ from nvflare.tool.poc.poc_commands import get_poc_workspace
 
 from fairflare.core.errors import RunFailed, UserError
 from fairflare.engine.audit import Tail
-from fairflare.engine.files import AUDIT, CHECKPOINT
+from fairflare.engine.files import AUDIT, CHECKPOINT, LOCAL_LOG
 from fairflare.engine.history import COUNTERSIGNED
 from fairflare.engine.setup.assembly import site_names
 from fairflare.engine.setup.config import RunConfig
@@ -172,6 +172,8 @@ def _reason(meta: Mapping[str, Any], folder: Path) -> str:
     """Why a job failed: the run's own last words, else what sites said to its deployment, else the log's last error."""
     reason = _last_entry(folder).get("reason") or "; ".join(_refusals(meta)) or _last_error(folder / LOG)
     reason = reason or "".join(_waits(meta)[-1:]) or "no reason given"
+    if "site_error" in reason:
+        reason += f"; traceback in {meta.get('job_id')}/app_SITE/{LOCAL_LOG} of that site's kit"
     return f"{meta.get('status')}: {reason}" + (f"; {ABORTED}" if reason.endswith("the job was aborted") else "")
 
 
