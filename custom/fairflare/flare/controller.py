@@ -93,14 +93,16 @@ class FairController(ModelController):
     federation continues that one.
     """
 
-    def __init__(self, config: dict[str, Any], task_check_period: float = 0.5, env: str = "flare") -> None:
-        """``task_check_period``: seconds between two looks at FLARE's tasks."""
+    def __init__(self, config: dict[str, Any], task_check_period: float | None = None, env: str = "") -> None:
+        """``task_check_period``: seconds between two looks at FLARE's tasks, 0.5 by default; ``env``: "flare" or "sim".
+
+        FLARE's export leaves out arguments at their defaults: no job has these.
+        """
         # Errors of single sites are the quorum's business: FLARE's own tolerance counts them per send, and there is
         # one send per group of sites.
-        super().__init__(persistor_id="", ignore_result_error=True, task_check_period=task_check_period)
-        self.config = config
-        self.task_check_period = task_check_period
-        self.env = env
+        self.task_check_period = 0.5 if task_check_period is None else task_check_period
+        super().__init__(persistor_id="", ignore_result_error=True, task_check_period=self.task_check_period)
+        self.config, self.env = config, env or ENVS[0]
         self._inbox: list[Answer] = []
         self._arrivals: Path | None = None  # where FLARE puts the tensors of answers
         self._until_end = contextlib.ExitStack()

@@ -26,7 +26,7 @@ from fairflare.engine.files import AUDIT, CHECKPOINT, LOCAL_LOG
 from fairflare.engine.history import COUNTERSIGNED
 from fairflare.engine.setup.assembly import site_names
 from fairflare.engine.setup.config import RunConfig
-from fairflare.flare.compat import admin_of, open_session, warnings_of_secrets
+from fairflare.flare.compat import admin_of, open_session
 from fairflare.flare.controller import PROGRESS
 from fairflare.flare.paths import RESULT
 from fairflare.flare.recipe import SITES_POLL, FairRecipe
@@ -312,7 +312,7 @@ def _words(error: BaseException) -> str:
 
 @contextlib.contextmanager
 def silent() -> Iterator[None]:
-    """FLARE prints to stdout, which is the result's place, and takes the SHA-256 of a user's own files for a secret."""
+    """FLARE prints to stdout, the place of a result, and warns of the SHA-256 of a user's own files as a secret."""
     with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():
-        warnings.simplefilter("ignore", warnings_of_secrets())
+        warnings.simplefilter("ignore")
         yield
