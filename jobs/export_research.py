@@ -6,6 +6,8 @@ from __future__ import annotations
 import argparse
 import re
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 from nvflare import __version__ as flare
@@ -16,7 +18,9 @@ from fairflare.engine.setup import tasks
 
 ROOT = Path(__file__).resolve().parent.parent
 JOBS = ("fedism_plus_ich", "fedlwr_brain", "fedheal_ich", "fedufo_support2")
-REQUIREMENTS = f"fairflare=={__version__}\nnvflare~={flare}\n"
+WHEEL = f"fairflare-{__version__}-py3-none-any.whl"
+"""No index has this package: a folder brings it."""
+REQUIREMENTS = f"./{WHEEL}\nnvflare~={flare}\n"
 README = """# {title}
 
 ## Abstract
@@ -43,6 +47,7 @@ README = """# {title}
 {folder}/
 |-- README.md
 |-- job.py             the recipe; runs in the simulator, or exports the job
+|-- {wheel}   FairFLARE {version}
 `-- requirements.txt
 ```
 
@@ -53,7 +58,7 @@ Python 3.10 to 3.13; a CPU is enough.
 ```bash
 python3 -m venv venv
 source venv/bin/activate
-pip install -r requirements.txt     # or, from a checkout of FairFLARE: pip install CHECKOUT
+pip install -r requirements.txt     # in this folder, which holds the wheel
 ```
 
 ## Data Preparation
@@ -107,8 +112,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", nargs="?", type=Path, default=ROOT / "build" / "nvflare-research")
     folder = parser.parse_args().folder
+    build = [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "--no-build-isolation", "-w", folder, ROOT]
+    subprocess.run([*map(str, build)], check=True)
     for job in JOBS:
         write(ROOT / "jobs" / job / "job.py", folder)
+    (folder / WHEEL).unlink()
 
 
 def write(script: Path, folder: Path) -> None:
@@ -134,6 +142,7 @@ def write(script: Path, folder: Path) -> None:
         id=name,
         flare=flare,
         version=__version__,
+        wheel=WHEEL,
         attribution=part(card, "Attribution."),
         cite=re.sub(r"\W", "", name),
         authors=method.paper.authors.replace(" et al.", " and others"),
@@ -141,6 +150,7 @@ def write(script: Path, folder: Path) -> None:
     target = folder / name
     target.mkdir(parents=True, exist_ok=True)
     shutil.copy(script, target / "job.py")
+    shutil.copy(folder / WHEEL, target)
     (target / "README.md").write_text(readme)
     (target / "requirements.txt").write_text(REQUIREMENTS)
 

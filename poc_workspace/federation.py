@@ -27,6 +27,7 @@ OURS = [
     "fairflare.flare.persistor.FairPersistor",
 ]
 POLICY = "fairflare.flare.site_policy.SitePolicy"
+REASON = "fairflare.flare.job_reason.JobReason"
 STORES = {"jobs-storage": "uri_root", "snapshot-storage": "root_dir"}
 
 
@@ -55,6 +56,13 @@ def policy(local: str) -> None:
     """
     settings = _resources(Path(local)) | {"allow_log_streaming": False}
     settings["app_validator"] = {"path": POLICY, "args": {}}
+    _write(Path(local), settings)
+
+
+def reasons(local: str) -> None:
+    """Have ``nvflare job meta`` show why a job of this package failed; the server's python needs this package."""
+    settings = _resources(Path(local))
+    settings["components"] = [*settings.get("components", []), {"id": "fairflare_reason", "path": REASON, "args": {}}]
     _write(Path(local), settings)
 
 
@@ -149,5 +157,5 @@ def show(kits: str) -> None:
 
 if __name__ == "__main__":
     commands = {"check-port": check_port, "stop": stop, "show": show, "protect": protect}
-    commands |= {"allow": allow, "policy": policy, "stores": stores}
+    commands |= {"allow": allow, "policy": policy, "stores": stores, "reasons": reasons}
     commands[sys.argv[1]](*sys.argv[2:])

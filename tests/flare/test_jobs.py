@@ -119,7 +119,10 @@ def test_a_research_folder_has_what_flare_asks_for(name, research):
     links = re.findall(r"\]\(([^)]*)\)", readme)
     assert links and all(link.startswith("https://") for link in links)
     assert registry.get_method(method).paper.url in readme
-    assert f"nvflare~={nvflare.__version__}" in (research / method / "requirements.txt").read_text()
+    package, flare = (research / method / "requirements.txt").read_text().split()
+    assert flare == f"nvflare~={nvflare.__version__}" and package in {
+        f"./{path.name}" for path in (research / method).glob("fairflare-*.whl")
+    }, "no index has it"
 
 
 @pytest.mark.flare

@@ -6,6 +6,7 @@ import json
 import re
 import shutil
 import sys
+import textwrap
 from pathlib import Path
 
 import pytest
@@ -27,6 +28,7 @@ from fairflare.functional.perturbation import global_norm, perturbed
 HERE = Path(__file__).parent
 JOB = """
 import sys
+import textwrap
 from nvflare.app_opt.pt.recipes.fedavg import FedAvgRecipe
 from nvflare.recipe import SimEnv
 from nvflare.recipe.utils import add_experiment_tracking
@@ -77,6 +79,7 @@ def test_stock_recipe_weighs_by_sharpness(tmp_path):
 
 GATHER = """
 import sys
+import textwrap
 from nvflare.app_common.shareablegenerators.full_model_shareable_generator import FullModelShareableGenerator
 from nvflare.app_common.workflows.scatter_and_gather import ScatterAndGather
 from nvflare.app_opt.pt.file_model_persistor import PTFileModelPersistor
@@ -206,3 +209,67 @@ def test_the_printed_script_is_the_one_that_runs():
     )
     job = "".join((STOCK / "job.py").read_text().split())
     assert all(part.rstrip(")") in job for part in call.split(", ")) and "server_expected_format" not in job
+
+
+DOOR = """
+import sys
+import textwrap
+from nvflare.app_opt.pt.recipes.fedavg import FedAvgRecipe
+from nvflare.recipe import SimEnv
+from fairflare.flare.aggregator import FairAggregator, SiteOrders
+from tiny_net import TinyNet
+
+recipe = FedAvgRecipe(
+    name="stock", model=TinyNet(), min_clients=2, num_rounds=3, train_script="fedce_script.py",
+    aggregator=FairAggregator("fedce"), params_transfer_type="DIFF", server_expected_format="pytorch",
+)
+recipe.add_server_output_filter(SiteOrders(), tasks=["train"])
+recipe.execute(SimEnv(clients=["site-1", "site-2"], workspace_root=sys.argv[1]))
+"""
+SCRIPT = """
+import nvflare.client as flare
+import torch
+from tiny_net import TinyNet
+
+flare.init()
+site = int(flare.get_site_name()[-1])
+net, own = TinyNet(), {{}}
+
+def score(network):
+    return float(torch.sigmoid(network[0].bias.detach().mean()))
+
+def train(network):
+    with torch.no_grad():
+        network[0].bias += torch.tensor([0.1, 0.1 * site])
+
+while flare.is_running():
+    received = flare.receive()
+    net.load_state_dict(received.params)
+{snippet}
+    print("HEARD", site, received.current_round, orders, flush=True)
+    flare.send(flare.FLModel(params=net.state_dict(), meta={{"n_examples": 10, "scalars": scalars}}))
+"""
+
+
+@pytest.mark.flare
+def test_fedce_in_flare_s_recipe_with_the_lines_of_the_page(tmp_path):
+    """Each site is sent the weight that the server's log gives it, and is asked for its error without its own model."""
+    shutil.copy(HERE / "tiny_net.py", tmp_path)
+    page = (STOCK.parents[1] / "docs" / "stock_recipe.md").read_text()
+    (snippet,) = re.findall(r"```python\n(orders, scalars = .*?)```", page, re.S)
+    (tmp_path / "fedce_script.py").write_text(SCRIPT.format(snippet=textwrap.indent(snippet, "    ")))
+    (tmp_path / "job.py").write_text(DOOR)
+    workspace = tmp_path / "ws" / "stock"
+    status, said = attempt([sys.executable, "job.py", tmp_path / "ws"], workspace, cwd=tmp_path)
+    assert status == 0, said[-2000:]
+    log = (workspace / "server" / "log.txt").read_text()
+    told = [json.loads(w.replace("'", '"')) for w in re.findall(r"round \d weights: (\{.*\})", log)]
+    assert len(told) == 3 and "weighs without" not in log and "left out" not in log
+    for site in (1, 2):
+        heard = re.findall(
+            rf"HEARD {site} (\d) (\{{.*?\}})", said + (workspace / f"site-{site}" / "log.txt").read_text()
+        )
+        orders = {int(round): json.loads(one.replace("'", '"')) for round, one in heard}
+        assert orders[0] == {} and len(orders) == 3
+        for round in (1, 2):
+            assert orders[round] == {"coefficient": pytest.approx(told[round - 1][f"site-{site}"])}

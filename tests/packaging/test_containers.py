@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Container and cluster files against FLARE's own kits; test_deploy_provisioned.py runs what compose.yaml starts."""
 
+import re
 import shutil
 import subprocess
 import sys
@@ -8,6 +9,8 @@ from pathlib import Path
 
 import pytest
 import yaml
+
+from fairflare import __version__
 
 ROOT = Path(__file__).parents[2]
 HERE = ROOT / "poc_workspace" / "containers"
@@ -43,7 +46,7 @@ def test_the_composition_mounts_every_kit_and_starts_what_kits_bring(kits):
         assert service["read_only"] and service["cap_drop"] == ["ALL"] and "ports" not in service
     text = (HERE / "Dockerfile").read_text()
     assert text.count("exec /bin/bash startup/sub_start.sh") == 1 and "ENTRYPOINT" not in text
-    assert text.count("--require-hashes") == 1
+    assert text.count("--require-hashes") == text.count("pip install") - 1 == 2, "all but our own wheel"
     users = [line.split()[1] for line in text.splitlines() if line.startswith("USER ")]
     assert users[-1] == "10001", "neither image runs as root"
     assert (ROOT / "requirements.lock.txt").exists()
@@ -65,7 +68,32 @@ def test_flare_prepares_kits_for_each_runtime(runtime, name, kits, tmp_path):
     assert f"{runtime}_launcher" in (tmp_path / "kit" / "local" / "resources.json.default").read_text()
     if runtime == "k8s":
         values = yaml.safe_load((tmp_path / "kit" / "helm_chart" / "values.yaml").read_text())
-        assert values["securityContext"]["runAsNonRoot"] and values["image"]["repository"] == "fairflare-site"
+        assert (
+            values["securityContext"]["runAsNonRoot"]
+            and values["image"]["repository"] == "registry.example.org/fairflare-site"
+        )
+        assert (
+            values["image"]["tag"] == __version__ and "pullPolicy" in values["image"]
+        )  # which k8s.yaml says how to set
+
+
+def test_the_server_s_image_has_no_cuda_and_every_other_package(tmp_path):
+    """The Dockerfile's own line, run on the lock: whole entries go, and what stays has its hashes."""
+    text = (HERE / "Dockerfile").read_text()
+    (line,) = re.findall(r"^RUN (sed .* requirements\.lock\.txt >others\.txt) \\$", text, re.M)
+    shutil.copy(ROOT / "requirements.lock.txt", tmp_path)
+    subprocess.run(["sh", "-c", line], cwd=tmp_path, check=True)
+    entry = re.compile(r"^([\w.-]+)==\S+.*\\\n((?:    --hash=sha256:[0-9a-f]{64}(?: \\)?\n)+)", re.M)
+    before, after = (
+        {name: hashes for name, hashes in entry.findall((tmp_path / file).read_text())}
+        for file in ("requirements.lock.txt", "others.txt")
+    )
+    gone = set(before) - set(after)
+    assert gone == {name for name in before if name.startswith(("nvidia-", "cuda-")) or name in ("torch", "triton")}
+    assert len(gone) > 10 and all(after[name] == before[name] for name in after)
+    assert len(entry.sub("", (tmp_path / "others.txt").read_text()).strip()) == 0, "no half entry"
+    (cpu,) = re.findall(r"^torch==(\S+)\+cpu --hash=sha256:[0-9a-f]{64}$", (HERE / "torch-cpu.txt").read_text(), re.M)
+    assert f"torch=={cpu} " in (ROOT / "requirements.lock.txt").read_text()
 
 
 def test_the_image_lints_clean():

@@ -101,7 +101,7 @@ class FairAggregator(ModelAggregator):
         """
         super().__init__()
         self.method, self.rounds, self.min_sites, self.settings, self.lr = method, rounds, min_sites, settings, lr
-        self.groups = list(groups)
+        self.groups = groups
         if min_sites < 1 or rounds < 1:
             raise UserError(f"min_sites and rounds: expected at least 1, got {min_sites} and {rounds}")
         if not 0 <= lr < float("inf"):

@@ -95,15 +95,6 @@ def for_all_sites(recipe: Any, refuse: Callable[[list[str]], None]) -> None:
     recipe._add_to_client_apps = checked
 
 
-def always_written(component: Any, names: list[str]) -> Any:
-    """The component, whose arguments of these names a job's configuration holds at their defaults, too.
-
-    Private: FLARE's export leaves such arguments out. 2.7 knows no exception.
-    """
-    component._always_serialize_args = names
-    return component
-
-
 def ask_for_no_model(evaluation: Any) -> None:
     """Have FLARE's cross-site evaluation ask no site for its own model. Private: its helper sets the task's name."""
     evaluation._submit_model_task_name = ""
@@ -140,13 +131,6 @@ def open_session(user: str, kit: Path, timeout: float) -> Any:
 
     once = {"auto_login_max_tries": 1} if "auto_login_max_tries" in signature(new_secure_session).parameters else {}
     return new_secure_session(user, str(kit), timeout=timeout, **once)
-
-
-def warnings_of_secrets() -> type[Warning]:
-    """With what FLARE warns that a job may hold a secret; before 2.9 it does not."""
-    import nvflare.recipe
-
-    return getattr(nvflare.recipe, "PotentialSecretWarning", UserWarning)
 
 
 def simulator_modules() -> tuple[Any, Any]:

@@ -16,6 +16,7 @@ from typing import Any
 
 from nvflare.apis.client import Client
 from nvflare.apis.controller_spec import ClientTask, Task
+from nvflare.apis.event_type import EventType
 from nvflare.apis.fl_constant import ReturnCode
 from nvflare.apis.fl_context import FLContext
 from nvflare.app_common.abstract.fl_model import FLModel
@@ -42,6 +43,7 @@ from fairflare.engine.straggler_policy import EarlyEnd, Ending
 from fairflare.flare import paths
 from fairflare.flare.compat import ENABLE, ROOT, LazyRef
 from fairflare.flare.credentials import OF_SERVER, log_signer, server_credentials
+from fairflare.flare.job_reason import leave_reason
 from fairflare.flare.tracking import Tracking
 from fairflare.flare.wire import ERROR_HEADER, answer_from_model, instruction_to_model
 from fairflare.privacy.schemes import NONE
@@ -91,14 +93,16 @@ class FairController(ModelController):
     federation continues that one.
     """
 
-    def __init__(self, config: dict[str, Any], task_check_period: float = 0.5, env: str = "flare") -> None:
-        """``task_check_period``: seconds between two looks at FLARE's tasks."""
+    def __init__(self, config: dict[str, Any], task_check_period: float | None = None, env: str = "") -> None:
+        """``task_check_period``: seconds between two looks at FLARE's tasks, 0.5 by default; ``env``: "flare" or "sim".
+
+        FLARE's export leaves out arguments at their defaults: no job has these.
+        """
         # Errors of single sites are the quorum's business: FLARE's own tolerance counts them per send, and there is
         # one send per group of sites.
-        super().__init__(persistor_id="", ignore_result_error=True, task_check_period=task_check_period)
-        self.config = config
-        self.task_check_period = task_check_period
-        self.env = env
+        self.task_check_period = 0.5 if task_check_period is None else task_check_period
+        super().__init__(persistor_id="", ignore_result_error=True, task_check_period=self.task_check_period)
+        self.config, self.env = config, env or ENVS[0]
         self._inbox: list[Answer] = []
         self._arrivals: Path | None = None  # where FLARE puts the tensors of answers
         self._until_end = contextlib.ExitStack()
@@ -109,10 +113,12 @@ class FairController(ModelController):
         self._asked: frozenset[str] = frozenset()  # of an evaluation; empty: everyone who is connected
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
-        """Tell whoever asks for the job's statistics how far the run is."""
+        """Tell whoever asks how far the run is, and leave word why it failed."""
         super().handle_event(event_type, fl_ctx)
         if event_type == InfoCollector.EVENT_TYPE_GET_STATS:
             fl_ctx.get_prop(InfoCollector.CTX_KEY_STATS_COLLECTOR).set_info(PROGRESS, {PROGRESS: self._at})
+        elif event_type == EventType.FATAL_SYSTEM_ERROR and not paths.is_named():
+            leave_reason(fl_ctx)
 
     def broadcast(self, task: Task, fl_ctx: FLContext, *others: Any, **options: Any) -> None:
         """As FLARE's; errors that come in place of a result are answers, too."""

@@ -22,11 +22,11 @@ from nvflare.tool.poc.poc_commands import get_poc_workspace
 
 from fairflare.core.errors import RunFailed, UserError
 from fairflare.engine.audit import Tail
-from fairflare.engine.files import AUDIT, CHECKPOINT
+from fairflare.engine.files import AUDIT, CHECKPOINT, LOCAL_LOG
 from fairflare.engine.history import COUNTERSIGNED
 from fairflare.engine.setup.assembly import site_names
 from fairflare.engine.setup.config import RunConfig
-from fairflare.flare.compat import admin_of, open_session, warnings_of_secrets
+from fairflare.flare.compat import admin_of, open_session
 from fairflare.flare.controller import PROGRESS
 from fairflare.flare.paths import RESULT
 from fairflare.flare.recipe import SITES_POLL, FairRecipe
@@ -172,6 +172,8 @@ def _reason(meta: Mapping[str, Any], folder: Path) -> str:
     """Why a job failed: the run's own last words, else what sites said to its deployment, else the log's last error."""
     reason = _last_entry(folder).get("reason") or "; ".join(_refusals(meta)) or _last_error(folder / LOG)
     reason = reason or "".join(_waits(meta)[-1:]) or "no reason given"
+    if "site_error" in reason:
+        reason += f"; traceback in {meta.get('job_id')}/app_SITE/{LOCAL_LOG} of that site's kit"
     return f"{meta.get('status')}: {reason}" + (f"; {ABORTED}" if reason.endswith("the job was aborted") else "")
 
 
@@ -310,7 +312,7 @@ def _words(error: BaseException) -> str:
 
 @contextlib.contextmanager
 def silent() -> Iterator[None]:
-    """FLARE prints to stdout, which is the result's place, and takes the SHA-256 of a user's own files for a secret."""
+    """FLARE prints to stdout, the place of a result, and warns of the SHA-256 of a user's own files as a secret."""
     with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():
-        warnings.simplefilter("ignore", warnings_of_secrets())
+        warnings.simplefilter("ignore")
         yield

@@ -145,7 +145,8 @@ class FairExecutor(Executor):
         folder = Path(fl_ctx.get_prop(FLContextKey.APP_ROOT) or ".")
         with (folder / LOCAL_LOG).open("a", encoding="utf-8") as file:
             traceback.print_exception(error, file=file)
-        self.log_error(fl_ctx, f"task {task_name} failed with {_public_name(error)}; see {LOCAL_LOG} at this site")
+        where = f"{fl_ctx.get_job_id()}/{folder.name}/{LOCAL_LOG}"  # a site may stream its log: no path of its own
+        self.log_error(fl_ctx, f"task {task_name} failed with {_public_name(error)}; see {where} in this workspace")
 
     def _ready(self, fl_ctx: FLContext) -> Site:
         if self._site is None:

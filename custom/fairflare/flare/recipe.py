@@ -31,7 +31,6 @@ from fairflare.engine.setup.config_checks import refuse_pooling
 from fairflare.engine.setup.parts import without_folders, without_weights
 from fairflare.engine.setup.weights import keep
 from fairflare.flare.compat import (
-    always_written,
     ask_for_no_model,
     client_app,
     for_all_sites,
@@ -187,23 +186,15 @@ class FairRecipe(Recipe):
             self._made.add_file_to_clients(str(path), dest_dir=name)
 
 
-class SplitJob(FedJob):
-    """A job that has an app for its server and another for its sites, each with what it needs of this package.
+class StagedApps(FedJobConfig):
+    """Writes a job's folder with an app for its server and one for its sites, each with what it needs of this package.
 
     FLARE's own has one app for all, or one per site; it takes names of sites only where every site is named.
     """
 
-    def __init__(self, name: str, config: RunConfig, *, code: bool) -> None:
-        super().__init__(name=name, min_clients=config.min_sites)
-        self.job = StagedApps(config, code, job_name=name, min_clients=config.min_sites)
-        self.job.set_app_packages([PACKAGE])  # FLARE copies no file of these; they are staged
-
-
-class StagedApps(FedJobConfig):
-    """Writes the job's folder, and into it what ``staging`` says."""
-
     def __init__(self, config: RunConfig, code: bool, **options: Any) -> None:
-        super().__init__(**options)
+        super().__init__(min_clients=config.min_sites, **options)
+        self.set_app_packages([PACKAGE])  # FLARE copies no file of these; they are staged
         self._config, self._code = config, code
 
     def add_fed_app(self, app_name: str, fed_app: FedAppConfig) -> None:
@@ -269,14 +260,14 @@ def _evaluations(job: FedJob) -> list[CrossSiteModelEval]:
 
 
 def _make_job(config: RunConfig, name: str, simulation: bool, preinstalled: bool, poll: float | None) -> FedJob:
-    job = SplitJob(name, config, code=not preinstalled)
+    job = FedJob(name=name)
+    job.job = StagedApps(config, not preinstalled, job_name=name)
     content = config.to_json()
     if not simulation:
         content["options"] = without_folders(config.options)
     content = escaped(content)
     env, period = ("sim", LOOK) if simulation else ("flare", min(poll or 0.5, 0.5))
-    controller = FairController(content, task_check_period=period, env=env)
-    job.to_server(always_written(controller, ["task_check_period", "env"]))  # a job should say what it does
+    job.to_server(FairController(content, task_check_period=period, env=env))
     job.comp_ids = {"persistor_id": PERSISTOR}  # where FLARE's evaluation helpers look
     if writer := metrics_writer():
         job.to_server(writer, id="metrics_artifact_writer")

@@ -70,7 +70,10 @@ class ScriptRunner:
         assert self._fl_ctx is not None  # ``use`` comes first
         found = self._executor.execute(instruction.task, asked, self._fl_ctx, self._abort)
         if found.get_return_code() not in (None, ReturnCode.OK):
-            raise ScriptFailed(f"the script gave no answer to {instruction.task}: {found.get_return_code()}")
+            workspace: Any = self._fl_ctx.get_engine().get_workspace()
+            log = workspace.get_app_error_log_file_path(self._fl_ctx.get_job_id())
+            said = f"the script gave no answer to {instruction.task}: {found.get_return_code()}"
+            raise ScriptFailed(f"{said}; its own traceback is in {log}")
         answer = answer_from_model(FLModelUtils.from_shareable(found), site=self._site.name)
         refuse_small_groups(answer.scalars, self._min_count, answer.n_examples)
         return answer if answer.update is not None else dataclasses.replace(answer, update_kind="diff")

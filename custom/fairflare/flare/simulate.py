@@ -26,7 +26,7 @@ from fairflare.core.processes import COMMAND, OWNER, RUN_FOLDER, SCRATCH, end_wi
 from fairflare.core.validation import expected
 from fairflare.data.site_config import VARIABLE as SITE_CONFIG
 from fairflare.datasets import cache
-from fairflare.engine.files import AUDIT, LOCAL_FINDINGS, remove_files
+from fairflare.engine.files import AUDIT, LOCAL_FINDINGS, LOCAL_LOG, remove_files
 from fairflare.engine.setup.config import RunConfig
 from fairflare.privacy.log_files import log_files
 from fairflare.privacy.schemes import HE, SERVER_CONTEXT, SITE_CONTEXT
@@ -109,10 +109,11 @@ def _environment(folder: Path) -> dict[str, str]:
 
 
 def _fetch(workspace: Path, folder: Path) -> None:
-    """Bring home what preflight found at each site: the workspace goes."""
-    for findings in sorted(workspace.glob(f"*/*/simulate_job/app_*/{LOCAL_FINDINGS}")):
-        site = findings.parent.name.removeprefix("app_")
-        shutil.move(str(findings), folder / f"preflight_{site}.txt")
+    """Bring home what preflight found at each site, and tracebacks: the workspace goes."""
+    for name, stem in ((LOCAL_FINDINGS, "preflight"), (LOCAL_LOG, "errors")):
+        for found in sorted(workspace.glob(f"*/*/simulate_job/app_*/{name}")):
+            site = found.parent.name.removeprefix("app_")
+            shutil.move(str(found), folder / f"{stem}_{site}.txt")
 
 
 def _last_words(log: Path) -> str:

@@ -44,7 +44,7 @@ STATEMENTS = ("statement.md", "statement.json")
 RUN_FILES: tuple[str, ...] = (CONFIG, files.AUDIT, *WEIGHTS, REPORT, PAGE, LOG, FLARE_LOG, RIDER, RUN_FILE, *STATEMENTS)
 RUN_FILES += EVALUATION_FILES
 TENSORS = re.escape(files.SUFFIX)
-PREFLIGHT = re.compile(r"preflight_[^/]+\.txt")
+PREFLIGHT = re.compile(r"(preflight|errors)_[^/]+\.txt")
 RUN_FOLDERS = {
     SITES: re.compile(rf"[^/]+({TENSORS}(\.lock)?|\.(after|asked|inputs)\.json)"),
     files.JOINED: re.compile(rf"\d+{re.escape(files.SUFFIX)}"),

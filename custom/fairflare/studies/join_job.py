@@ -35,7 +35,7 @@ from fairflare.studies.study import config_of, facts
 from fairflare.tasks.folds import everyone
 
 OWN_FILES = re.compile(
-    r"fold\d+(-again\d+)?|sites|he|audit(-\d+)?\.(jsonl|columns)|join\.(json|html)|flare_log\.txt|preflight_.+\.txt"
+    r"fold\d+(-again\d+)?|sites|he|audit(-\d+)?\.(jsonl|columns)|join\.(json|html)|flare_log\.txt|(preflight|errors)_.+\.txt"
 )
 SECRET = {"secure_sum": "masks", "min_sites": 5}
 LAST = {"best_by": "none", "headline": "final"}

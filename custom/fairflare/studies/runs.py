@@ -282,7 +282,8 @@ def _simulate(config: RunConfig, folder: Path, names: Sequence[str], threads: in
     if last.get("event") != "finish" or last["status"] != "completed":
         if last.get("reason") == NO_SPACE or shutil.disk_usage(folder).free < LEAST_FREE:
             raise RunFailed(advice(None, folder, True))
-        raise RunFailed(last.get("reason") or f"the simulator stopped early; see {folder / FLARE_LOG}")
+        where = " and ".join(map(str, [*sorted(folder.glob("errors_*.txt"))[:1], folder / FLARE_LOG]))
+        raise RunFailed(f"{last.get('reason') or 'the simulator stopped early'}; see {where}")
     if not is_complete(folder):
         raise RunFailed(f"the simulator stopped before its report; `fairflare resume {folder}` writes it")
     forget(folder / SITES, names)  # nothing is left to continue

@@ -1,0 +1,64 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Why a job failed reaches FLARE's own job store, of which ``nvflare job meta`` tells."""
+
+import re
+from pathlib import Path
+from unittest.mock import MagicMock
+
+from nvflare.apis.event_type import EventType
+from nvflare.apis.fl_constant import FLContextKey, SystemComponents
+from nvflare.apis.fl_context import FLContextManager
+from nvflare.apis.impl.job_def_manager import SimpleJobDefManager
+from nvflare.apis.server_engine_spec import ServerEngineSpec
+from nvflare.apis.workspace import Workspace
+from nvflare.app_common.storages.filesystem_storage import FilesystemStorage
+
+from fairflare.flare import job_reason
+from fairflare.flare.controller import FairController
+from fairflare.flare.job_reason import JobReason
+
+REASON = "Exception in model controller run: RunFailed: round 1: 0 accepted sites, 2 needed; a: site_error"
+
+
+def engine_in(folder):
+    """A server's engine: a workspace and FLARE's own job store."""
+    for name in ("startup", "local"):
+        (folder / name).mkdir(exist_ok=True)
+    engine, jobs = MagicMock(ServerEngineSpec), SimpleJobDefManager(uri_root=str(folder / "jobs"))
+    engine.store, engine.jobs = FilesystemStorage(root_dir=str(folder / "store")), jobs
+    engine.get_component.side_effect = {SystemComponents.JOB_MANAGER: jobs, jobs.job_store_id: engine.store}.get
+    engine.get_workspace.return_value = Workspace(str(folder))
+    return engine
+
+
+def context_of(engine, job=""):
+    return FLContextManager(engine=engine, identity_name="server", job_id=job).new_context()
+
+
+def ended(engine, job):
+    context = context_of(engine)
+    context.set_prop(FLContextKey.CURRENT_JOB_ID, job)
+    JobReason().handle_event(EventType.JOB_COMPLETED, context)
+    return engine.store.get_meta(engine.jobs.job_uri(job))
+
+
+def test_the_reason_of_a_failed_job_is_in_its_meta_data(tmp_path):
+    engine, job = engine_in(tmp_path), "0123"
+    engine.store.create_object(engine.jobs.job_uri(job), b"", {"job_id": job, "status": "RUNNING"})
+    controller, inside = FairController({}), context_of(engine, job)
+    inside.set_prop(FLContextKey.EVENT_DATA, REASON)
+    controller.handle_event(EventType.FATAL_SYSTEM_ERROR, inside)
+    assert ended(engine, job) == {"job_id": job, "status": "RUNNING", "fairflare_reason": REASON}
+    assert not [path for path in tmp_path.iterdir() if path.is_file()], "nothing is left for a job of the same name"
+
+
+def test_a_job_that_has_not_failed_keeps_its_meta_data(tmp_path):
+    engine, job = engine_in(tmp_path), "0123"
+    engine.store.create_object(engine.jobs.job_uri(job), b"", {"job_id": job})
+    assert ended(engine, job) == {"job_id": job}
+
+
+def test_the_parent_process_needs_no_library_for_it():
+    """The server's own process loads what it names in resources.json, not PyTorch."""
+    source = Path(job_reason.__file__).read_text(encoding="utf-8")
+    assert set(re.findall(r"^from (\w+)", source, re.M)) == {"__future__", "pathlib", "nvflare"}
