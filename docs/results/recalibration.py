@@ -23,9 +23,13 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from fairflare.core.manifest import versions
-from fairflare.report.fairness import mean_ci
-from fairflare.report.values import text, with_interval
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+from kept import SHOWN_TABLES, write_shown  # noqa: E402
+
+from fairflare.core.manifest import versions  # noqa: E402
+from fairflare.report.fairness import mean_ci  # noqa: E402
+from fairflare.report.values import text, with_interval  # noqa: E402
 
 RESULTS = Path(__file__).resolve().parent / "recalibration"
 FILE = RESULTS / "recalibration.csv"
@@ -40,7 +44,7 @@ Rows = list[dict[str, Any]]
 
 
 def main() -> None:
-    """Run, take the steps, write CSV and Markdown."""
+    """Run, take the steps, write both CSV files."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("folder", nargs="?", type=Path, help="keeps the runs")
     parser.add_argument("--toy", action="store_true", help="one of everything; prints and writes no results")
@@ -56,7 +60,7 @@ def main() -> None:
         writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
         writer.writeheader()
         writer.writerows(rows)
-    (RESULTS / "recalibration.md").write_text(page(rows), encoding="utf-8")
+    write_shown(RESULTS / SHOWN_TABLES, page(rows))
 
 
 def read() -> Rows:

@@ -405,12 +405,10 @@ and the ceiling's weight. Regimes that were added later are declared in the same
 - What is wrong at the sites is planted. Whether `preflight` or `join` could detect a regime was not measured.
 - Clock time ended the first two regimes of *layers*. There, *feature shift in late layers* has no room and FedAvg is
   far from a plateau. *Two pixels* is that shift made stronger.
-- In seven regimes, three to seven seeds had been seen before the others were made.
-- Rounds of *contribution* and *layers* were guessed. *Scans* has 30 rounds, which are not a plateau.
+- In seven regimes, three to seven seeds had been seen before the others were made. Rounds of *contribution* and
+  *layers* were guessed. *Scans* has 30 rounds, which are not a plateau.
 - *Subpopulations* uses `min_count=1`, where sites otherwise do not report groups below ten.
-- Before the reported runs, *quality* got 10 sites of 120 images instead of 20 of 60. *Domain skew* got inverted looks
-  instead of photographs and print, and Adam instead of SGD .001. A first batch was discarded unseen.
-- Convolutions on CPUs have channels last since then: the same runs now differ by rounding."""
+- Before the reported runs sizes, looks and the optimizer were changed, and a first batch was discarded unseen."""
 
 
 def drawn(heads: Sequence[str], lines: Sequence[Sequence[str]]) -> str:

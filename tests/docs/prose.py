@@ -12,7 +12,11 @@ DROPPED = re.compile(
     r"|^:::[^\n]*$|!\[[^\]]*\]\([^)]*\)|<[^>]+>",
     re.S | re.M,
 )
-FENCE = re.compile(r"^ *```.*?^ *```|<!-- (\w+): begin -->.*?<!-- \1: end -->", re.S | re.M)
+FENCE = re.compile(
+    r"^ *```.*?^ *```|<!-- ([\w ]+): begin.*?<!-- \1: end -->"
+    r"|<!-- results: .*?<!-- end of results -->",
+    re.S | re.M,
+)
 LINK = re.compile(r"\[((?:[^\[\]]|\[[^\]]*\])*)\]\([^)]*\)")
 CODE = re.compile(r"`[^`]*`|\$[^$]*\$")
 BULLET = re.compile(r"^ *(?:[-*]|\d+\.) +", re.M)
@@ -29,9 +33,9 @@ def pages() -> list[Path]:
 
 
 def words(page: Path) -> int:
-    """Words of a page, those of tables among them, but of fenced code and of tables that are made: they have a letter or digit."""
+    """Words of a page: those of tables too, not those of fenced code and of tables that are made; numbers are none."""
     text = FENCE.sub("", page.read_text(encoding="utf-8"))
-    return sum(any(map(str.isalnum, one)) for one in text.split())
+    return sum(any(map(str.isalpha, one)) for one in text.split())
 
 
 def sentences(text: str) -> list[str]:
