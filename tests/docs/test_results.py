@@ -18,7 +18,7 @@ from printed_commands import ROOT
 from cases import each
 from fairflare.cli import main as cli
 from fairflare.core import registry
-from fairflare.report.quantities import NAMES
+from fairflare.report.section import quantities
 from fairflare.report.values import with_interval
 from fairflare.studies.describe import card as card_of
 from fairflare.studies.describe import method_rows
@@ -31,6 +31,7 @@ from quote import with_half_width  # noqa: E402
 
 FOLDERS = sorted(path.parent for path in RESULTS.glob("*/runs.csv"))
 README, PAGE = ((folder / "README.md").read_text(encoding="utf-8") for folder in (ROOT, RESULTS))
+NAMES = {name: one.label for name, one in quantities().items()}
 FIGURE = re.compile(r"(?<![\w.])[+\u2212-]?\d\.\d{3}(?!\d)")
 
 

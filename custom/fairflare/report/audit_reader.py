@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from fairflare.core.errors import naming
+from fairflare.core.metric import named
 from fairflare.core.notes import numbers
 from fairflare.engine.files import private
 from fairflare.report.fairness import mean
@@ -133,6 +134,11 @@ class Trail:
     @property
     def status(self) -> str:
         return str(self.finish.get("status") or "unfinished")
+
+    @property
+    def equal(self) -> bool:
+        """Whether every site reported the same numbers of examples and steps, as under a hospital's privacy budget."""
+        return "site_privacy" in self.start
 
     def sites(self) -> list[str]:
         named = set(self.start.get("sites") or ()) | set(self.evaluation.get("sites") or ())
@@ -287,7 +293,7 @@ EVENTS = "tb_events"
 
 
 class TensorBoard:
-    """Writes ``weight/<site>``, ``<number>/<site>``, ``fairness/worst_|mean_<metric>`` and ``time/<phase>``.
+    """Writes ``weight/<site>``, ``<number>/<site>``, ``fairness/<quantity>_<metric>`` and ``time/<phase>``.
 
     Of the rule's notes (``core.notes.Note.to_json``) it writes ``note_<name>`` and ``note_<name>/<site or group>``.
     """
@@ -296,7 +302,10 @@ class TensorBoard:
         # Not torch's SummaryWriter: it writes an event per number, which takes 40 times as long.
         from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
+        from fairflare.report.section import quantities  # which reads this module
+
         self._notes = notes
+        self._quantities = [one for one in quantities().values() if one.over]
         self._writer = EventFileWriter(str(folder / EVENTS))
 
     def saw(self, entry: Mapping[str, Any]) -> None:
@@ -323,8 +332,9 @@ class TensorBoard:
         for note in self._notes:
             for name, value in numbers(note, entry["notes"].get(note["name"])).items():
                 yield "/".join(filter(None, (f"note_{note['name']}", name))), value
-        replies = entry["accepted"].values()
-        for name in sorted({name for reply in replies for name in reply["metrics"]} - {"loss", "train_loss"}):
-            values = [reply["metrics"][name] for reply in replies if name in reply["metrics"]]
-            yield f"fairness/worst_{name}", min(values)
-            yield f"fairness/mean_{name}", sum(values) / len(values)
+        replies = entry["accepted"]
+        for name in sorted({name for reply in replies.values() for name in reply["metrics"]} - {"loss", "train_loss"}):
+            values = {site: reply["metrics"].get(name) for site, reply in replies.items()}
+            for one in self._quantities:
+                if (value := one.over(values, named(name).higher_is_better)) is not None:
+                    yield f"fairness/{one.name}_{name}", value

@@ -11,12 +11,17 @@ import torch
 from fairflare.engine.after.base import Cases
 from fairflare.engine.clinical import ClinicalAtSite, View
 from fairflare.functional import calibration as maths
-from fairflare.report.clinical import clinical_section
-from fairflare.report.figures import clinical_figures as site_figures
-from fairflare.report.quantities import clinical_quantities
+from fairflare.report.clinical import QUANTITIES, clinical_section
+from fairflare.report.clinical import clinical_figures as site_figures
 
 SEXES = View(cells=("female", "male"), of_group=(0, 1))
 ABOUT = {"classes": ["alive", "dead"], "clinical": {"event": "dead", "threshold": 0.5}}
+
+
+def clinical_quantities(run):
+    return {one.name: one.value(run) for one in QUANTITIES}
+
+
 LINE = (0.4, 0.7)
 """Intercept and slope of what the cases were drawn with."""
 
