@@ -88,7 +88,9 @@ def statistics_agree(page, others):
         row = [cell.strip() for cell in line.strip("| ").split(" | ")]
         if line.startswith("| **"):
             label = line.split("**")[1]
-        elif line.startswith("| ") and row[0].lower() in by_words:
+        if len(row) > 2 and row[1].lower() in by_words:  # as tables of frames have it: method and quantity
+            label, row = row[0], row[1:]
+        if line.startswith("| ") and row[0].lower() in by_words:
             (method,) = [one for one in others if one["label"] == label]
             found = method["versus_first"][by_words[row[0].lower()]]
             assert row[1] == with_interval(found) and row[-1] == found["verdict"]

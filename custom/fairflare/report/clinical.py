@@ -19,7 +19,7 @@ from fairflare.report import svg
 from fairflare.report.audit_reader import SUMMARISED, Entry, Trail
 from fairflare.report.fairness import absolute, weighted
 from fairflare.report.section import Quantity, Section
-from fairflare.report.values import number, rendered, signed
+from fairflare.report.values import class_words, number, rendered, signed
 
 Json = dict[str, Any]
 Numbers = Mapping[str, float]
@@ -280,30 +280,45 @@ def _panel(
     return {"lines": lines, "ticks": [(f"{v:g}", (high - v) / (high - low) * 112) for v in values], "names": names}
 
 
-def _quantity(name: str, over: str) -> Callable[[Json], float | None]:
-    def value(run: Json) -> float | None:
+def _of(name: str, over: str) -> Callable[[Json], Any]:
+    """run -> the mean over sites, or the worst, of what its summary in use has of ``name``."""
+
+    def value(run: Json) -> Any:
         found = run.get("clinical") or {}
-        summary = (found.get("summary") or {}).get(found.get("in_use")) or {}
-        return number((summary.get(name) or {}).get(over))
+        return (((found.get("summary") or {}).get(found.get("in_use")) or {}).get(name) or {}).get(over)
 
     return value
 
 
-WORDS = {"calibration": "calibration in the large", "brier": "Brier score", "ece": "expected calibration error"}
-SHORT = {**WORDS, "ece": "ECE"}
-QUANTITIES = tuple(
-    Quantity(
-        f"{name}_{over}",
-        f"{start} {words}{', absolute' if name == 'calibration' else ''}",
-        _quantity(name, over),
-        "lower",
-        (0, 2 if name == "brier" else 1),
-        f"Worst site: {SHORT[name]}" if over == "worst" else "",
+WORDS = {
+    "calibration": ("worst site's calibration in the large, absolute", "Worst site: calibration in the large", 1),
+    "brier": ("worst site's Brier score", "Worst site: Brier score", 2),
+    "ece": ("worst site's expected calibration error", "Worst site: ECE", 1),
+}
+"""Label, heading and largest value."""
+QUANTITIES = (
+    *(Quantity(f"{k}_worst", w, _of(k, "worst"), "lower", (0, m), short) for k, (w, short, m) in WORDS.items()),
+    Quantity("calibration_mean", "mean over sites of calibration in the large, absolute",
+             _of("calibration", "mean"), "lower", (0, 1)),
+    Quantity("brier_mean", "mean over sites of the Brier score", _of("brier", "mean"), "lower", (0, 2)),
+    Quantity("ece_mean", "mean over sites of the expected calibration error", _of("ece", "mean"), "lower", (0, 1)),
+)  # fmt: skip
+
+
+def per_thousand(run: Json) -> str:
+    """Natural frequencies at the threshold, over the test patients of the sites that may say so; "" where none may."""
+    found = run.get("clinical") or {"event": None}
+    views = [] if found["event"] is None else [row[found["in_use"]] for row in found["rows"]]
+    known = [view for view in views if view and view["rates"]]
+    if not known or found["in_use"] == AFTER:  # after a step sites may have thresholds of their own
+        return ""
+    n = sum(view["n"] for view in known)
+    ill, flagged, right = (round(1000 * sum(view[key] for view in known) / n) for key in COUNTS)
+    event = class_words(found["event"], run)
+    return (
+        f"Of 1,000 test patients {ill} have the outcome ({event}). A risk of {found['threshold']:.2f} or more flags "
+        f"{right} of them and {flagged - right} others: {1000 - ill - flagged + 2 * right} are classified right."
     )
-    for over in ("worst", "mean")
-    for name, words in WORDS.items()
-    for start in ("worst site's" if over == "worst" else "mean over sites of " + "the " * (name != "calibration"),)
-)
 
 
 SECTION = Section(

@@ -205,7 +205,7 @@ def forest(figure: svg.Figure, comparison: Json) -> str | None:
     seeds, first = plural(len(comparison["seeds"]), "seed"), svg.short(comparison["reference"])
     side = "right" if comparison["higher_is_better"] else "left"
     words = {GAINS: "better", LOSES: "worse", UNCLEAR: "cannot be told"}
-    note = f" minus {first}'s, {side} of 0 is better\n(95 % interval over {seeds};\nverdicts by Holm's p)"
+    note = f" minus {first}'s,\n{side} of 0 is better\n(95 % interval over {seeds};\nverdicts by Holm's p)"
     draw_benefits(figure, rows, label(comparison["headline"], comparison), words, note)
     return f"Differences from {first}"
 

@@ -73,7 +73,7 @@ def statistics(comparison: Json) -> pd.DataFrame:
         f"the interval, and of several methods only where Holm's p is at most {LEVEL:g}."
     )
     main = {place for place, (_, name, _) in enumerate(pairs) if name in known and known[name].column}
-    return _table("statistics", "Paired differences", rows, caption, main=main)
+    return _table("statistics", "Paired differences", rows, caption, main=main, names=2)
 
 
 def sites(comparison: Json) -> pd.DataFrame:
@@ -225,7 +225,7 @@ def pareto(comparison: Json) -> pd.DataFrame:
 
 
 def _table(key: str, title: str, rows: Iterable[Json], caption: str, **more: Any) -> pd.DataFrame:
-    return frame(rows, "", caption, title, key=key, **more)
+    return frame(rows, caption, title, key, **more)
 
 
 def _down(found: Iterable[Json], cells: Iterable[Json]) -> list[Json]:

@@ -12,17 +12,14 @@ import platform
 import re
 import unicodedata
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
-from fairflare.report.values import Estimate, number
+from fairflare.report.values import Estimate
 
 if TYPE_CHECKING:
     import pandas as pd
 
-Frames: TypeAlias = "list[pd.DataFrame]"
-
 Json = dict[str, Any]
-COLUMN = re.compile(r"(.+?): ([+]?)([^.~]+)(~?)(?:\.(\d))?")
 NUMBER = re.compile(r"[-+−]?[\d.]+( (to|of|±) [-+−]?[\d.]+)?|–|")
 MARKUP = re.compile(
     r"[\\|`*~$\[\]<>]"
@@ -38,64 +35,61 @@ LATEX = str.maketrans({
 })  # fmt: skip
 
 
-def frame(
-    rows: Iterable[Mapping[str, Any]],
-    columns: str,
-    caption: str,
-    label: str = "",
-    worst: Iterable[Any] = (),
-    **more: Any,
-) -> pd.DataFrame:
-    """A table of a page, the first column of which names the rows.
+def frame(rows: Iterable[Mapping[str, Any]], caption: str, label: str, key: str, **more: Any) -> pd.DataFrame:
+    """A table that files hold, too: a row per mapping from heading to cell, the first of which names it.
 
     A cell is a text, a whole number, a number, an ``Estimate``, or None: there is none.
 
     Args:
-        columns: "Heading: key; Heading: key", of the rows' keys; "+key" is a difference, which has a sign, "key~" has
-            the row's "low" and "high" below it, "key.1" one decimal; "": the keys are the headings.
         caption: what the numbers are.
-        label: its name, on a page once; by default the first words of the caption.
-        worst: names of rows, or positions, that stand out.
-        more: further attributes: key, notes.
+        label: its name.
+        key: its name in files.
+        more: further attributes: notes; names: how many columns name a row.
     """
     import pandas as pd
 
     held = list(rows)
-    if columns:
-        found = [COLUMN.fullmatch(one) for one in columns.split("; ")]
-        held = [{one[1]: _picked(row, *one.groups()[1:]) for one in found if one} for row in held]
-    made = pd.DataFrame(held, columns=list(dict.fromkeys(key for row in held for key in row)), dtype=object)
-    made.attrs |= {"caption": caption, "label": label or caption.partition(":")[0], "worst": set(worst), "notes": ()}
-    made.attrs |= more
+    made = pd.DataFrame(held, columns=list(dict.fromkeys(name for row in held for name in row)), dtype=object)
+    made.attrs |= {"caption": caption, "label": label, "key": key, "notes": (), "names": 1, **more}
     return made
 
 
-def _picked(row: Mapping[str, Any], sign: str, key: str, interval: str, digits: str | None) -> Any:
-    value = row[key]
-    if not sign and not interval and digits is None:
-        return value
-    form = {"signed": bool(sign), "digits": 3 if digits is None else int(digits)}
-    return Estimate.of(row, key, **form) if interval else Estimate(number(value), **form)  # type: ignore[arg-type]
-
-
 def printed(table: pd.DataFrame) -> Json:
-    """A ``frame`` as the templates take it: caption, label, heads, notes, and rows of title, worst and cells.
+    about = {name: table.attrs[name] for name in ("caption", "label", "notes")}
+    return shown(table.to_dict("records"), **about)
+
+
+def shown(
+    rows: Iterable[Mapping[str, Any]],
+    caption: str,
+    label: str = "",
+    worst: Iterable[Any] = (),
+    notes: Iterable[str] = (),
+) -> Json:
+    """A table of a page, of rows as ``frame`` has them, as the templates take it: heads, and rows of title and cells.
 
     Not by pandas' Styler, which escapes no caption, marks no heading for screen readers and takes ten times as long.
+
+    Args:
+        label: its name for screen readers, on a page once; by default the first words of the caption.
+        worst: names of rows, or positions, that stand out.
     """
-    rows = [[_cell(value) for value in row] for row in table.itertuples(index=False, name=None)]
-    words = {k for row in rows for k, (said, _) in enumerate(row) if not NUMBER.fullmatch(said)} | {0}
-    worst = table.attrs["worst"] - {None}
+    held, worse = list(rows), set(worst) - {None}
+    columns = list(dict.fromkeys(name for row in held for name in row))
+    cells = [[_cell(row.get(name, "")) for name in columns] for row in held]
+    words = {k for row in cells for k, (said, _) in enumerate(row) if not NUMBER.fullmatch(said)} | {0}
     return {
-        **{key: table.attrs[key] for key in ("caption", "label", "notes")},
-        "heads": [[name] if k in words else name for k, name in enumerate(table.columns)],
+        "caption": caption,
+        "label": label or caption.partition(":")[0],
+        "notes": list(notes),
+        "heads": [[name] if k in words else name for k, name in enumerate(columns)],
         "rows": [
             {
                 "title": row[0][0],
-                "worst": place in worst or row[0][0] in worst,
+                "worst": place in worse or row[0][0] in worse,
                 "cells": [(*cell, k in words) for k, cell in enumerate(row) if k],
             }
-            for place, row in enumerate(rows)
+            for place, row in enumerate(cells)
         ],
     }
 
@@ -144,9 +138,9 @@ def as_csv(*tables: pd.DataFrame) -> str:
     lines = []
     for table in tables:
         for row in table.to_dict("records"):
-            names = iter(row.values())
-            first = str(next(names))
-            for column, value in list(row.items())[1:]:
+            cells = list(row.items())
+            first = "/".join(str(value) for _, value in cells[: table.attrs["names"]])
+            for column, value in cells[table.attrs["names"] :]:
                 one = Estimate.of(None if isinstance(value, str) else value)
                 words = value if isinstance(value, str) else None
                 lines.append((table.attrs["key"], first, column, one.mean, one.low, one.high, one.sd, one.n, words))

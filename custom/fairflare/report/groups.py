@@ -361,7 +361,9 @@ def _of(*keys: str) -> Callable[[Json], Any]:
 
 SPREAD = _of("disparity", "sample")
 QUANTITIES = (
-    Quantity("group_disparity", "disparity over groups (sample sd)", SPREAD, "lower", (0, math.inf), "Group disparity"),
+    Quantity(
+        "group_disparity", "disparity over groups (sample sd)", SPREAD, "lower", (0, math.inf), "Disparity over groups"
+    ),
     Quantity("worst_group", "worst group", _of("worst", "value"), "higher", _range, "Worst group"),
     Quantity("eo_gap", "equal opportunity gap", _of("equal_opportunity", "gap"), "lower", (0, 1)),
     Quantity("equalised_odds", "equalised odds gap", _equalised_odds, "lower", (0, 1)),

@@ -15,7 +15,7 @@ from fairflare.report import svg
 from fairflare.report.agreement import agreement
 from fairflare.report.audit_reader import Trail
 from fairflare.report.fairness import finite
-from fairflare.report.frames import Frames, frame
+from fairflare.report.frames import shown
 from fairflare.report.section import Section
 from fairflare.report.values import capital, digits, in_order, listing, number, plural, stop, text
 
@@ -289,7 +289,7 @@ def _marked(section: View) -> str:
     )
 
 
-def _tables(run: View) -> Frames:
+def _tables(run: View) -> list[Json]:
     """All notes per round, site or group side by side, and a table of each two-fold note that is declared as one."""
     made = []
     for per in ("round", "site", "group"):
@@ -311,14 +311,14 @@ def _tables(run: View) -> Frames:
                     cells[f"{start}share of examples"] = text(row["data_share"], decimals)
         title = f"What the method notes per {per}: first, mean and last value."
         held = [rows[name] for name in in_order(rows)]
-        made += [frame(held, "", title, worst=marked)] if held else []
+        made += [shown(held, title, worst=marked)] if held else []
     for note in (note for note in _shown(run) if note["chart"] == "table" and "table" in note):
         table, (first, across) = note["table"], {"layer": ("Layer", "sites"), "cell": ("Site", "groups")}[note["per"]]
         decimals = digits(value for row in table.values() for value in row.values())
         columns = in_order(name for row in table.values() for name in row)
         held = [{first: name, **{c: text(row.get(c), decimals) for c in columns}} for name, row in table.items()]
         when = "mean over rounds" if note["over"] == "mean" else "last round"
-        made.append(frame(held, "", f"{note['label']}, {when}: {across} across.", f"{note['label']} table"))
+        made.append(shown(held, f"{note['label']}, {when}: {across} across.", f"{note['label']} table"))
     return made
 
 

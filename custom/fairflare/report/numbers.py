@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from fairflare.functional.outliers import TIMES, far_from_median
 from fairflare.report.audit_reader import Entry, Trail, part
-from fairflare.report.frames import Frames, frame
+from fairflare.report.frames import shown
 from fairflare.report.section import Section
 from fairflare.report.values import MISSING, digits, in_order, number, text
 
@@ -151,7 +151,7 @@ def _held(accepted: Mapping[str, Any], fields: Mapping[str, Spec]) -> dict[str, 
     return {name: value for name, value in found.items() if number(value) is not None}
 
 
-def _tables(run: Json) -> Frames:
+def _tables(run: Json) -> list[Json]:
     sections = run["numbers"]
     rows: Json = {site: {"Site": site} for site in in_order(row["site"] for s in sections for row in s["rows"])}
     for section in sections:
@@ -164,7 +164,7 @@ def _tables(run: Json) -> Frames:
         "What each site sent beside its update in its last accepted round. Of several numbers of one family the least "
         "and the largest are shown."
     )
-    return [frame(rows.values(), "", caption, "Numbers of the sites")] if rows else []
+    return [shown(rows.values(), caption, "Numbers of the sites")] if rows else []
 
 
 SECTION = Section("numbers", "What sites measured", ("numbers",), _tables)

@@ -17,10 +17,12 @@ from fairflare.report.sites import final, in_grey, site_points
 from fairflare.report.values import capital, class_words, drawn, in_order, label, rendered, text
 
 Json = dict[str, Any]
-FIGURES = (site_points, shared_test_points, metric_rounds, weight_rounds)
+FIGURES = (shared_test_points, metric_rounds, weight_rounds)
 
 
 def render_run(summary: Json) -> str:
+    from fairflare.report.clinical import per_thousand  # not above: it imports NumPy
+
     further = [one for one in quantities().values() if one.over and one.name not in ("mean", "worst")]
     tests = summary["test_sets"]
     means = {f"mean of {kind}": tests[f"{kind}_mean"] for kind in KINDS}
@@ -43,6 +45,9 @@ def render_run(summary: Json) -> str:
         glossary=words.glossary(summary),
         opening=words.opening({**summary, "benefit": None}),  # which the answer above says
         verdict=verdict(summary),
+        headline=words.headline(summary),
+        thousand=per_thousand(summary),
+        plot=drawn([site_points(summary)]),
         figures=drawn(one(summary) for one in FIGURES),
         sections=[{**one, **about} for section in sections().values() if (one := section.shown(summary))],
         tiles={capital(one.label): text(one.value(summary)) for one in further},

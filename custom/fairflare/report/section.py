@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 from fairflare.core import plugins
 from fairflare.core.errors import UserError
 from fairflare.core.metric import named
-from fairflare.report.frames import printed
 from fairflare.report.values import drawn, number
 
 if TYPE_CHECKING:
@@ -88,7 +87,7 @@ class Section:
         id: its anchor.
         title: its heading, or a function of the summary.
         at: where its rows stand in the summary.
-        tables: summary -> tables for the page, see ``frames.frame``.
+        tables: summary -> tables for the page, see ``frames.shown``.
         sentence: summary -> paragraphs.
         figure: summary -> SVG elements of ``report.svg``.
     """
@@ -96,7 +95,7 @@ class Section:
     id: str
     title: str | Callable[[Json], str]
     at: tuple[str, ...] = ()
-    tables: Callable[[Json], Sequence[pd.DataFrame]] = nothing
+    tables: Callable[[Json], Sequence[Json]] = nothing
     sentence: Callable[[Json], Sequence[str]] = nothing
     figure: Callable[[Json], Sequence[str]] = nothing
 
@@ -115,8 +114,8 @@ class Section:
 
     def shown(self, run: Json) -> Json | None:
         """What the templates take; None where there is nothing to show."""
-        tables = [printed(table) for table in self.tables(run)]
-        parts = {"said": [*self.sentence(run)], "figures": drawn(self.figure(run)), "tables": tables}
+        found = {"said": [*self.sentence(run)], "tables": [*self.tables(run)]}
+        parts = {**found, "figures": drawn(self.figure(run))}
         if not self.rows(run) and not any(parts.values()):
             return None
         return {"id": self.id, "title": self.title(run) if callable(self.title) else self.title, **parts}

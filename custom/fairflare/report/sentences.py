@@ -39,6 +39,15 @@ def study(summary: Json) -> str:
     return f"Predicting {options['label']}" if own else str(task.get("title") or task.get("id") or "unnamed task")
 
 
+def headline(summary: Json) -> str:
+    """What the page says first: "Predicting died: AUC 0.74 on average, 0.02 at West"."""
+    fairness, metric = summary["fairness"], label(summary["headline"], summary)
+    if fairness["mean"] is None:
+        return f"{study(summary)}: does it serve every site?"
+    found = f"{study(summary)}: {metric} {text(fairness['mean'], 2)} on average"
+    return f"{found}, {text(fairness['worst']['value'], 2)} at {fairness['worst']['site']}"
+
+
 def size(summary: Json) -> str:
     """ "4 sites; 546 training and 230 test patients": as far as the log says it."""
     known = {"training": "n_examples", "test": "n_test"}

@@ -81,21 +81,11 @@ def _last(kind: str) -> Callable[[Json], float | None]:
 QUANTITIES = (
     *(Quantity(k, f"{k} test set, last 5 rounds", _last(k), column=f"{k.capitalize()} tests") for k in KINDS),
     Quantity("domain_mean", "mean over domains", lambda run: mean(domain_values(run))),
-    Quantity(
-        "domain_std",
-        "standard deviation over domains (ddof 0)",
-        lambda run: std(domain_values(run)),
-        "lower",
-        headline_width,
-    ),
-    Quantity(
-        "domain_std_sample",
-        "standard deviation over domains (ddof 1)",
-        lambda run: std(domain_values(run), 1),
-        "lower",
-        (0, inf),
-    ),
-)
+    Quantity("domain_std", "standard deviation over domains (ddof 0)", lambda run: std(domain_values(run)),
+             "lower", headline_width),
+    Quantity("domain_std_sample", "standard deviation over domains (ddof 1)", lambda run: std(domain_values(run), 1),
+             "lower", (0, inf)),
+)  # fmt: skip
 
 
 @svg.inline("tests")

@@ -115,12 +115,16 @@ def site_points(figure: svg.Figure, run: Json) -> str | None:
     rows = sorted((row for row in run["sites"] if row["value"] is not None), key=lambda row: sign * row["value"])
     cells = [over_patients(row, run["headline"], row["value"]) for row in rows]
     worst = [row["site"] == fairness["worst"]["site"] for row in rows]
-    series = (
+    metrics = (run.get("benefit") or {}).get("metrics") or {}
+    alone = {row["site"]: row["solo"] for row in (metrics.get(run["headline"]) or {"sites": ()})["sites"]}
+    series = [
+        svg.Series("trained alone there", [alone.get(row["site"]) for row in rows], svg.GREY, "s"),
         svg.Series("a site each", [None if bad else one for one, bad in zip(cells, worst)], svg.DARK),
         svg.Series("worst served", [one if bad else None for one, bad in zip(cells, worst)], svg.RED, "D"),
-    )
+    ]
     mean = (fairness["mean"], f"mean over sites, {text(fairness['mean'])}", svg.BLUE)
-    svg.dots(figure, [row["site"] for row in rows], series, f"{metric}\n(own test split, {final(run)})", at=[mean])
+    x = f"{metric}\n(own test split, {final(run)})"
+    svg.dots(figure, [row["site"] for row in rows], series[not alone :], x, at=[mean])
     return f"{capital(metric)} by site: worst {text(fairness['worst']['value'])}, gap {text(fairness['gap'])}"
 
 

@@ -196,18 +196,21 @@ def dots(
     cells = [[Estimate.of(one) for one in one_of.values] for one_of in series]
     shared = not joined and any(sum(one.mean is not None for one in row) > 1 for row in zip(*cells))
     for k, (one_of, found) in enumerate(zip(series, cells, strict=True)):
-        known = [(y + (k / (len(series) - 1) - 0.5) * 0.28 * shared if shared else y, e) for y, e in enumerate(found)]
-        known = [(y, e) for y, e in known if e.mean is not None]
+        lower = (k / (len(series) - 1) - 0.5) * 0.28 if shared else 0.0
+        known = [(y + lower, one, one.mean) for y, one in enumerate(found) if one.mean is not None]
         if not known:
             continue
-        low, high = (
-            [0 if getattr(e, end) is None else abs(e.mean - getattr(e, end)) for _, e in known]
-            for end in ("low", "high")
+        reach = [[mean - (mean if one.low is None else one.low) for _, one, mean in known]]
+        reach += [[(mean if one.high is None else one.high) - mean for _, one, mean in known]]
+        axes.errorbar(
+            [mean for *_, mean in known],
+            [y for y, *_ in known],
+            xerr=None if many or not any(map(any, reach)) else reach,
+            label=one_of.label or None,
+            color=one_of.colour,
+            fmt="." if many else one_of.marker,
+            markersize=4 if many else 5,
         )
-        errors = [low, high] if any((*low, *high)) and not many else None
-        shape = {"color": one_of.colour, "fmt": "." if many else one_of.marker, "markersize": 4 if many else 5}
-        x_of, y_of = [e.mean for _, e in known], [y for y, _ in known]
-        axes.errorbar(x_of, y_of, xerr=errors, label=one_of.label or None, **shape)
     for y, row in enumerate(zip(*cells) if joined else ()):
         ends = [one.mean for one in row if one.mean is not None]
         axes.plot(ends, [y] * len(ends), color=GREY, linewidth=2, zorder=1)
@@ -216,6 +219,7 @@ def dots(
     axes.set_ylabel(f"{len(names)} sites, best first" if many else "")
     if many:
         axes.grid(axis="y", visible=False)
+    axes.locator_params(axis="x", nbins=6)
     within(axes, "x", [one.mean for found in cells for one in found])
     legend(figure, axes, x, columns=columns)
     return axes

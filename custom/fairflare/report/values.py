@@ -115,8 +115,8 @@ class Estimate:
             return found
         if not isinstance(found, Mapping):
             return cls(number(found), **form)
-        values = [number(found.get(key)) for key in (of, "low", "high")]
-        return cls(*values, number(found.get("sd")) if sd else None, found.get("n"), **form)
+        mean, low, high, spread = (number(found.get(key)) for key in (of, "low", "high", "sd"))
+        return cls(mean, low, high, spread if sd else None, found.get("n"), **form)
 
     def written(self, value: float | None) -> str:
         """``value`` as the estimate itself is written."""

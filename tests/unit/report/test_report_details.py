@@ -231,6 +231,7 @@ def test_every_table_is_written(runs, self_contained, make_run):
         assert f"<h2>{table.attrs['label']}</h2>" in page
         assert f"## {table.attrs['label']}" in as_markdown(found, "x", {})
     rows = list(csv.DictReader(io.StringIO(as_csv(*tables.values()))))
+    assert len({(row["table"], row["row"], row["column"]) for row in rows}) == len(rows)
     assert {row["table"] for row in rows} == set(tables) and as_latex(*tables.values()).count("toprule") == len(tables)
     assert tables["pareto"]["Method"][1] == "solo" and tables["pareto"]["Dominated by"][1] == "B"
 

@@ -35,7 +35,8 @@ def test_a_family_is_one_column_with_its_ends(inputs):
             reply["scalars"] = {"group_loss/a": 0.5, "group_loss/b": 1.5}
     inputs["config"]["about"]["numbers"] = {"group_loss/a": "mean loss on group a"}
     (table,) = SECTION.tables(summarise(**inputs))
-    assert table.to_dict("records")[0] == {"Site": "site-1", "group_loss/...": "0.500 to 1.500"}
+    assert table["heads"] == [["Site"], "group_loss/..."]
+    assert table["rows"][0] == {"title": "site-1", "worst": False, "cells": [("0.500 to 1.500", "", False)]}
     found = summarise(**inputs)["numbers"][0]
     assert (found["name"], found["count"], found["meaning"]) == ("group_loss/...", 2, "mean loss on group a")
 
@@ -43,8 +44,8 @@ def test_a_family_is_one_column_with_its_ends(inputs):
 def test_a_site_that_lacks_a_number_has_a_dash(inputs):
     inputs["entries"][4]["accepted"]["site-1"]["scalars"] = {"loss": 2.5}
     (table,) = SECTION.tables(summarise(**inputs))
-    assert list(table.columns) == ["Site", "loss", "sharpness"]
-    assert [tuple(row) for row in table.values] == [
+    assert table["heads"] == [["Site"], "loss", "sharpness"]
+    assert [(row["title"], *(said for said, *_ in row["cells"])) for row in table["rows"]] == [
         ("site-1", "2.500", MISSING),
         ("site-2", MISSING, "0.100"),
         ("site-10", MISSING, "0.100"),
@@ -68,8 +69,9 @@ def test_counts_and_bytes_are_whole(inputs):
             reply["steps"] = 6.0
     summary = summarise(**inputs)
     assert summary["traffic"] == {"down": 11_000, "up": 2_750}
-    first = SECTION.tables(summary)[0].to_dict("records")[0]
-    assert first == {"Site": "site-1", "sharpness": "0.100", "steps": "6"}
+    (table,) = SECTION.tables(summary)
+    assert table["heads"][1:] == ["sharpness", "steps"]
+    assert [said for said, *_ in table["rows"][0]["cells"]] == ["0.100", "6"]
     html = render_run(summary)
     assert "11 kB were sent to the sites and 2.75 kB came from them" in html
 

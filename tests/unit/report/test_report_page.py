@@ -180,7 +180,7 @@ def test_nothing_to_draw_gives_nothing(inputs):
 def test_loading_the_pages_does_not_load_the_drawing_library():
     code = (
         "import sys, fairflare.report.page, fairflare.report.compare_page;"
-        "print([name for name in ('matplotlib', 'jinja2', 'scipy', 'torch', 'pandas') if name in sys.modules])"
+        "print([name for name in ('matplotlib', 'jinja2', 'scipy', 'torch', 'numpy', 'pandas') if name in sys.modules])"
     )
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert found.stdout.strip() == "[]"

@@ -38,6 +38,11 @@ def test_how_sure_the_worst_and_the_best_value_are(inputs, high, doubt):
     assert said in words.opening(summarise(**inputs))[0]
 
 
+def test_the_headline_is_the_result(summary, failed_inputs):
+    assert words.headline(summary) == "Haemorrhage: balanced accuracy 0.77 on average, 0.60 at site-10"
+    assert words.headline(summarise(**failed_inputs)) == "Haemorrhage: does it serve every site?"
+
+
 def test_opening_of_a_failed_run(failed_inputs):
     first, second = words.opening(summarise(**failed_inputs))
     assert "failed: 2 of 4 rounds are recorded" in first
