@@ -14,7 +14,7 @@ from typing import Any
 
 from fairflare.report import fairness as statistics
 from fairflare.report.fairness import mean_ci
-from fairflare.report.section import quantities
+from fairflare.report.sections import quantities
 from fairflare.report.values import higher_is_better
 
 RUNS, PAGE = "runs.csv", "compare.md"

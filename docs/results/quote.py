@@ -23,7 +23,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 import kept  # noqa: E402
 
-from fairflare.report.section import quantities as known  # noqa: E402
+from fairflare.report.sections import quantities as known  # noqa: E402
 from fairflare.report.values import text, with_interval  # noqa: E402
 
 RESULTS = Path(__file__).resolve().parent

@@ -18,7 +18,7 @@ from printed_commands import ROOT
 from cases import each
 from fairflare.cli import main as cli
 from fairflare.core import registry
-from fairflare.report.section import quantities
+from fairflare.report.sections import quantities
 from fairflare.report.values import with_interval
 from fairflare.studies.describe import card as card_of
 from fairflare.studies.describe import method_rows

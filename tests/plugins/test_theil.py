@@ -10,7 +10,8 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from fairflare.cli.main import main
 from fairflare.core.errors import UserError
-from fairflare.report.section import Quantity, quantities
+from fairflare.report.section import Quantity
+from fairflare.report.sections import quantities
 
 RUN = ["--task", "support2:dirichlet", "--sites", "3", "--rounds", "2"]
 
@@ -65,7 +66,7 @@ def test_tensorboard_has_it_of_every_metric_in_every_round(plugin, folder):
 
 def test_a_second_number_of_a_name_is_refused(plugin, monkeypatch):
     monkeypatch.setattr(plugin, "OTHER", (Quantity("worst", "another"),), raising=False)
-    from fairflare.report import section
+    from fairflare.report import sections as section
 
     section._known.cache_clear()
     with pytest.raises(UserError, match="expected a new name of a quantity, got 'worst'"):

@@ -460,7 +460,7 @@ def parse_seeds(text: str) -> list[int]:
 
 def parse_pareto(text: str) -> tuple[str, str]:
     """ "mean,worst" -> ("mean", "worst"); raises UserError, before anything runs, on anything but two quantities."""
-    from fairflare.report.section import quantities
+    from fairflare.report.sections import quantities
 
     found = tuple(part.strip() for part in text.split(","))
     if len(found) != 2 or not set(found) <= set(quantities()):

@@ -19,7 +19,7 @@ from fairflare.report.compare_page import differences, group_metric_words
 from fairflare.report.external import discrimination, evaluation, render
 from fairflare.report.personal import remark
 from fairflare.report.sanity_checks import sentences, verdict
-from fairflare.report.section import quantities as known
+from fairflare.report.sections import quantities as known
 from fairflare.report.values import ends, label, plural, signed, text
 from fairflare.studies.display import note, out
 

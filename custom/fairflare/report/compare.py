@@ -14,7 +14,7 @@ from fairflare.report import fairness as statistics
 from fairflare.report.benefit import VERDICTS
 from fairflare.report.fairness import mean, mean_ci, std, variance, worst
 from fairflare.report.personal import COUNTED, SHOWN, USED, as_used
-from fairflare.report.section import quantities
+from fairflare.report.sections import quantities
 from fairflare.report.shared_sets import domain_values, domains_are
 from fairflare.report.summary import LABELS_CAVEAT, other_labels
 from fairflare.report.values import MISSING, higher_is_better, in_order, listing, number, plural, signed, stop, with_sd

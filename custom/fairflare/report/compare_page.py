@@ -14,7 +14,7 @@ from fairflare.report.compare_tables import comparison_tables, known_names
 from fairflare.report.fairness import EXACT_TO, LEVEL, seeds_needed, sentence
 from fairflare.report.frames import as_markdown, machine, markdown, piped, printed
 from fairflare.report.personal import SHOWN, remark
-from fairflare.report.section import quantities
+from fairflare.report.sections import quantities
 from fairflare.report.sentences import study
 from fairflare.report.values import (
     MISSING,

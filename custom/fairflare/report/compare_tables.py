@@ -12,7 +12,7 @@ from fairflare.report.compare import COSTS, objective_words, same_objective
 from fairflare.report.fairness import LEVEL
 from fairflare.report.frames import csv_text, frame
 from fairflare.report.personal import remark, shared_only
-from fairflare.report.section import quantities
+from fairflare.report.sections import quantities
 from fairflare.report.values import MISSING, Estimate, capital, label, plural, size, text
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ def comparison_tables(comparison: Json, most_rows: int = MOST_ROWS) -> list[pd.D
     if "pareto" not in comparison:
         return []
     makers = (statistics, sites, metrics, domains, test_sets, last_rounds, joining, benefit, elsewhere, cost, pareto)
-    found = [make(comparison) for make in makers]  # type: ignore[operator]
+    found = [make(comparison) for make in makers]
     return [_cut(table, most_rows) for table in found if len(table)]
 
 
@@ -234,7 +234,11 @@ def _down(found: Iterable[Json], cells: Iterable[Json]) -> list[Json]:
 
 
 def _across(
-    stub: str, methods: Sequence[Json], titles: Mapping[Any, str], held: Sequence[Json], signed: bool = False
+    stub: str,
+    methods: Sequence[Json],
+    titles: Mapping[Any, str],
+    held: Sequence[Mapping[Any, Any]],
+    signed: bool = False,
 ) -> list[Json]:
     """A row per title, a column per method with what it holds of that name."""
     return [

@@ -11,7 +11,7 @@ from fairflare.report.benefit import groups_harmed
 from fairflare.report.groups import group_words, opportunity
 from fairflare.report.rounds import metric_rounds, weight_rounds
 from fairflare.report.sanity_checks import verdict
-from fairflare.report.section import quantities, sections
+from fairflare.report.sections import quantities, sections
 from fairflare.report.shared_sets import KINDS, shared_test_points
 from fairflare.report.sites import final, in_grey, site_points
 from fairflare.report.values import capital, class_words, drawn, in_order, label, rendered, text

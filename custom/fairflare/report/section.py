@@ -1,20 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What pages, comparisons, files and TensorBoard show of a run: numbers and sections, each an object in one file.
-
-The package's own stand in the modules of ``own``, in the order of the page; others are found in plugins
-(``core.plugins``) by being there. A page is a query: the sections that name it, of one run.
-"""
+"""What a number of a run and a section of its page are; ``sections`` has the list of both."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache, reduce
-from types import ModuleType
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal
 
-from fairflare.core import plugins
-from fairflare.core.errors import UserError
 from fairflare.core.metric import named
 from fairflare.report.values import drawn, number
 
@@ -101,7 +93,10 @@ class Section:
 
     def rows(self, run: Json) -> Any:
         """What stands at ``at``; None where the run has none."""
-        return reduce(lambda found, key: (found or {}).get(key), self.at, run) if self.at else None  # type: ignore[arg-type]
+        found: Any = run if self.at else None
+        for key in self.at:
+            found = (found or {}).get(key)
+        return found
 
     def records(self, run: Json) -> pd.DataFrame:
         """Its rows, numbers unrounded, a column per key and nested key."""
@@ -119,65 +114,3 @@ class Section:
         if not self.rows(run) and not any(parts.values()):
             return None
         return {"id": self.id, "title": self.title(run) if callable(self.title) else self.title, **parts}
-
-
-Known = TypeVar("Known", Quantity, Section)
-
-
-def quantities() -> dict[str, Quantity]:
-    """Name -> quantity, in the order of the page; UserError where two have one name."""
-    found: dict[str, Quantity] = {}
-    for module, one in _known(Quantity, _modules()):
-        if found.setdefault(one.name, one) is not one:
-            raise UserError(f"{module}: expected a new name of a quantity, got {one.name!r}")
-    return found
-
-
-def sections() -> dict[str, Section]:
-    """Id -> section, in the order of the page."""
-    return {one.id: one for _, one in _known(Section, _modules())}
-
-
-def _modules() -> tuple[ModuleType, ...]:
-    if plugins.files():
-        from fairflare.core import registry  # loads them; a report without plugins needs no list of methods
-
-        registry.methods()
-    return (*own(), *plugins.modules())
-
-
-def own() -> tuple[ModuleType, ...]:
-    """Modules that hold quantities and sections, in the order of the page."""
-    from fairflare.report import (
-        after,
-        benefit,
-        chosen,
-        clinical,
-        coefficients,
-        groups,
-        membership,
-        notes,
-        numbers,
-        personal,
-        preflight,
-        rounds,
-        sanity_checks,
-        shared_sets,
-        sites,
-        survival,
-    )
-
-    first = (sites, sanity_checks, coefficients, chosen, benefit, membership, personal, clinical, survival, after)
-    return (*first, groups, notes, numbers, shared_sets, preflight, rounds)
-
-
-@lru_cache(maxsize=8)
-def _known(kind: type[Known], modules: tuple[ModuleType, ...]) -> list[tuple[str, Known]]:
-    """Each with its module's name, once."""
-    held = [
-        (module.__name__, one)
-        for module in modules
-        for value in vars(module).values()
-        for one in (value if isinstance(value, tuple) else (value,))
-    ]
-    return list({id(one): (name, one) for name, one in held if isinstance(one, kind)}.values())

@@ -12,7 +12,7 @@ import pytest
 
 from fairflare.core.errors import UserError
 from fairflare.report.compare import compare, table
-from fairflare.report.section import quantities
+from fairflare.report.sections import quantities
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ from fairflare.report.compare_tables import comparison_csv as quantities_as_csv
 from fairflare.report.fairness import client_std, gini, variance
 from fairflare.report.frames import as_csv, as_latex
 from fairflare.report.groups import demographic_parity
-from fairflare.report.section import quantities
+from fairflare.report.sections import quantities
 from fairflare.report.shared_sets import domain_values
 from golden import folder as golden_folder
 

@@ -5,10 +5,11 @@ from types import ModuleType
 
 import pytest
 
-from fairflare.report import section
+from fairflare.report import sections as registered
 from fairflare.report.frames import as_csv, frame, printed, shown
 from fairflare.report.page import render_run
-from fairflare.report.section import Section, sections
+from fairflare.report.section import Section
+from fairflare.report.sections import sections
 from fairflare.report.values import Estimate
 
 
@@ -23,8 +24,8 @@ def seen(monkeypatch):
 
     module = ModuleType("plugin")
     module.SEEN = Section("least", "Least values", tables=worst_rounds, sentence=lambda run: ["Of the first round."])
-    found = (*section.own(), module)
-    monkeypatch.setattr(section, "own", lambda: found)
+    found = (*registered.own(), module)
+    monkeypatch.setattr(registered, "own", lambda: found)
 
 
 def test_a_section_of_a_plugin_is_on_the_page(seen, summary, self_contained):
