@@ -39,7 +39,7 @@ from fairflare.engine.setup.local import LocalSites, run_local
 from fairflare.engine.setup.parts import build_parts
 from fairflare.functional.robust import LEAST, slope_of, spread_of
 from fairflare.report.audit_reader import read_trail
-from fairflare.report.rows import unlike
+from fairflare.report.numbers import unlike
 
 ROOT = Path(__file__).resolve().parents[1]
 CSV, PAGE = ROOT / "docs" / "benchmarks" / "robustness.csv", ROOT / "docs" / "robustness.md"

@@ -618,7 +618,7 @@ class Plots:
         Args:
             metric: one of the run's that benefit is told in; "": the first.
         """
-        from fairflare.report.figures import draw_benefit
+        from fairflare.report.benefit import draw_benefit
 
         found = (self._summary.get("benefit") or {}).get("metrics") or {}
         if not found or (metric or next(iter(found))) not in found:
@@ -627,13 +627,13 @@ class Plots:
 
     def history(self) -> Figure:
         """The received model's metric over the rounds, on the sites' validation splits."""
-        from fairflare.report.figures import metric_rounds
+        from fairflare.report.rounds import metric_rounds
 
         return _figure("history", partial(metric_rounds.__wrapped__, summary=self._summary))  # type: ignore[attr-defined]  # the drawing under the SVG
 
     def weights(self) -> Figure:
         """Each site's aggregation weight over the rounds."""
-        from fairflare.report.figures import weight_rounds
+        from fairflare.report.rounds import weight_rounds
 
         return _figure("weights", partial(weight_rounds.__wrapped__, summary=self._summary))  # type: ignore[attr-defined]  # the drawing under the SVG
 

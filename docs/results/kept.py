@@ -15,7 +15,7 @@ from typing import Any
 
 from fairflare.report import fairness as statistics
 from fairflare.report.fairness import mean_ci
-from fairflare.report.quantities import QUANTITIES, better_higher
+from fairflare.report.sections import quantities
 from fairflare.report.values import higher_is_better
 
 RUNS, PAGE, SHOWN_TABLES = "runs.csv", "compare.md", "shown.csv"
@@ -30,7 +30,7 @@ def keep(folder: Path) -> None:
     """Write ``runs.csv`` from a fresh compare.json and remove ``DROPPED``; figures unrounded, for p depends on ties."""
     comparison = json.loads((folder / "compare.json").read_text(encoding="utf-8"))
     methods = comparison["methods"]
-    names = [name for name in QUANTITIES if any(run.get(name) is not None for m in methods for run in m["runs"])]
+    names = [name for name in quantities() if any(run.get(name) is not None for m in methods for run in m["runs"])]
     with (folder / RUNS).open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow([*FIRST, *names])
@@ -114,7 +114,7 @@ def _method(label: str, runs: list[Json], first: list[Json], names: list[str], h
 
 
 def _paired(name: str, runs: list[Json], first: list[Json], higher: bool) -> Json:
-    sign = 1 if better_higher(name, higher) else -1
+    sign = 1 if quantities()[name].higher_is_better(higher) else -1
     pairs = [(run[name], other[name]) for run, other in zip(runs, first, strict=True)]
     differences = [own - other for own, other in pairs if own is not None and other is not None]
     return {**statistics.paired(differences), "wins": sum(sign * value > 0 for value in differences)}
@@ -129,5 +129,5 @@ def _judge(methods: list[Json], names: list[str], higher: bool) -> None:
             one = found[method["label"]]
             one["p_holm"] = adjusted[method["label"]]
             alike = method["objective"] == methods[0]["objective"]
-            said = statistics.corrected(one, better_higher(name, higher))
+            said = statistics.corrected(one, quantities()[name].higher_is_better(higher))
             one["verdict"] = said if alike else "other objective"

@@ -23,7 +23,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 import kept  # noqa: E402
 
-from fairflare.report.quantities import NAMES  # noqa: E402
+from fairflare.report.sections import quantities as known  # noqa: E402
 from fairflare.report.values import text, with_interval  # noqa: E402
 
 RESULTS = Path(__file__).resolve().parent
@@ -60,7 +60,7 @@ def quoted(comparison: dict, quantities: list[str]) -> str:
     count = len(comparison["seeds"])
     header = [f"{comparison['headline']}, {count} seeds"]
     for name in quantities:
-        header += [NAMES[name], "minus the first row"]
+        header += [known()[name].label, "minus the first row"]
     rows = [header, ["---", *["--:"] * (len(header) - 1)]]
     for method in comparison["methods"]:
         row = [method["label"]]

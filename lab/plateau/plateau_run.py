@@ -33,7 +33,7 @@ from fairflare.engine.setup.assembly import save_config
 from fairflare.engine.setup.config import RunConfig
 from fairflare.engine.setup.local import LocalSites, run_local
 from fairflare.engine.setup.parts import build_parts
-from fairflare.report.table_files import machine
+from fairflare.report.frames import machine
 from fairflare.studies.study import config_of
 
 RESULTS = Path(__file__).resolve().parent / "results"

@@ -13,7 +13,7 @@ from fairflare.engine.in_process import InProcess
 from fairflare.engine.setup.config import make_config
 from fairflare.engine.setup.local import run_local
 from fairflare.report.audit_reader import read_trail
-from fairflare.report.rows import bounds_rows, unlike
+from fairflare.report.numbers import bounds_rows, unlike
 from fairflare.studies.run_file import ROBUST
 from fairflare.trainers.drift_correction import Scaffold
 from fairflare_lab.methods.flexfair import FlexFair

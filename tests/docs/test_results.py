@@ -18,7 +18,7 @@ from printed_commands import ROOT
 from cases import each
 from fairflare.cli import main as cli
 from fairflare.core import registry
-from fairflare.report.quantities import NAMES
+from fairflare.report.sections import quantities
 from fairflare.report.values import with_interval
 from fairflare.studies.describe import card as card_of
 from fairflare.studies.describe import method_rows
@@ -31,6 +31,7 @@ from quote import with_half_width  # noqa: E402
 
 FOLDERS = sorted(path.parent for path in RESULTS.glob("*/runs.csv"))
 README, PAGE = ((folder / "README.md").read_text(encoding="utf-8") for folder in (ROOT, RESULTS))
+NAMES = {name: one.label for name, one in quantities().items()}
 FIGURE = re.compile(r"(?<![\w.])[+\u2212-]?\d\.\d{3}(?!\d)")
 
 
@@ -87,7 +88,9 @@ def statistics_agree(page, others):
         row = [cell.strip() for cell in line.strip("| ").split(" | ")]
         if line.startswith("| **"):
             label = line.split("**")[1]
-        elif line.startswith("| ") and row[0].lower() in by_words:
+        if len(row) > 2 and row[1].lower() in by_words:  # as tables of frames have it: method and quantity
+            label, row = row[0], row[1:]
+        if line.startswith("| ") and row[0].lower() in by_words:
             (method,) = [one for one in others if one["label"] == label]
             found = method["versus_first"][by_words[row[0].lower()]]
             assert row[1] == with_interval(found) and row[-1] == found["verdict"]

@@ -28,7 +28,7 @@ from fairflare.engine.setup.parts import build_parts
 from fairflare.engine.site import Site
 from fairflare.engine.straggler_policy import EarlyEnd
 from fairflare.functional.intervals import percentile_interval, resamples, weighted_auc, weighted_mean
-from fairflare.report.after import VERDICTS, over_methods, sentence
+from fairflare.report.benefit import VERDICTS, over_methods, sentence
 from fairflare.report.compare import compare
 from fairflare.report.compare_tables import comparison_tables
 from fairflare.tasks.kind import resampled
@@ -443,12 +443,11 @@ def test_a_comparison_counts_who_gains_and_loses(joined, bare, tmp_path):
     runs = [json.loads((folder / "report.json").read_text())["detail"] for folder in (joined, bare)]
     found = compare([runs[0]])
     assert over_methods(found) == [f"FedAvg: {section(joined)['sentences'][0]}"]
-    (table,) = [table for table in comparison_tables(found) if table.key == "benefit"]
-    cells = {one.key: next(iter(one.cells.values())).value for one in table.rows}
-    for metric, one in section(joined)["metrics"].items():
-        assert {kind: cells[f"{metric}/{kind}"] for kind in VERDICTS} == {
-            kind: one["counts"][kind] for kind in VERDICTS
-        }
-        assert cells[f"{metric}/least"] == min(row["benefit"] for row in one["sites"])
+    (table,) = [table for table in comparison_tables(found) if table.attrs["key"] == "benefit"]
+    cells = {name: one.mean for name, one in zip(table["Metric"], table.iloc[:, 1])}
+    for one in section(joined)["metrics"].values():
+        told = {kind: cells[f"{one['label']}, sites: {kind}"] for kind in VERDICTS}
+        assert told == {kind: one["counts"][kind] for kind in VERDICTS}
+        assert cells[f"{one['label']}, least benefit of a site"] == min(row["benefit"] for row in one["sites"])
     without = compare([runs[1]])
-    assert over_methods(without) == [] and "benefit" not in {table.key for table in comparison_tables(without)}
+    assert over_methods(without) == [] and "benefit" not in {table.attrs["key"] for table in comparison_tables(without)}

@@ -23,7 +23,8 @@ from fairflare.engine.setup import tasks
 from fairflare.functional.intervals import MANY, of_auc, of_mean, of_recalls, of_share
 from fairflare.privacy.egress import Egress
 from fairflare.report.audit_reader import read_trail
-from fairflare.report.rows import intervals_of, personal_section, site_rows
+from fairflare.report.personal import personal_section
+from fairflare.report.sites import intervals_of, site_rows
 from helpers import initial_model, make_sites
 from run_folders import call
 

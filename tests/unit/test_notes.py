@@ -13,7 +13,7 @@ from fairflare.core import registry
 from fairflare.core.notes import Note, numbers
 from fairflare.core.registry import get_method
 from fairflare.engine.audit import verify
-from fairflare.report.audit_reader import TensorBoard
+from fairflare.report.tensorboard import TensorBoard
 from fairflare.testing.laws import notes_are_declared
 from helpers import initial_model, make_federation
 

@@ -175,9 +175,9 @@ def parse_seeds(text: str) -> list[int]:
 
 def parse_pareto(text: str) -> tuple[str, str]:
     """ "mean,worst" -> ("mean", "worst"); raises UserError, before anything runs, on anything but two quantities."""
-    from fairflare.report.quantities import QUANTITIES
+    from fairflare.report.sections import quantities
 
     found = tuple(part.strip() for part in text.split(","))
-    if len(found) != 2 or not set(found) <= set(QUANTITIES):
-        raise UserError(f"--pareto: expected two of {', '.join(QUANTITIES)}, got {shown(text)}")
+    if len(found) != 2 or not set(found) <= set(quantities()):
+        raise UserError(f"--pareto: expected two of {', '.join(quantities())}, got {shown(text)}")
     return found[0], found[1]

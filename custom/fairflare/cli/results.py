@@ -14,13 +14,13 @@ from fairflare.cli.console import say, show_table
 from fairflare.core.errors import RunFailed, UserError
 from fairflare.engine.files import BEST, MODEL, is_file, save_json, save_text
 from fairflare.report import EVALUATION, EVALUATION_PAGE
-from fairflare.report.after import over_methods
-from fairflare.report.clinical import discrimination, evaluation, render
+from fairflare.report.benefit import over_methods
 from fairflare.report.compare import drawn_words, table
-from fairflare.report.quantities import NAMES
-from fairflare.report.rows import remark
+from fairflare.report.compare_page import differences, group_metric_words
+from fairflare.report.external import discrimination, evaluation, render
+from fairflare.report.personal import remark
 from fairflare.report.sanity_checks import sentences, verdict
-from fairflare.report.sentences import differences, group_metric_words
+from fairflare.report.sections import quantities as known
 from fairflare.report.values import ends, label, plural, signed, text
 from fairflare.studies.display import note, out
 
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from fairflare.inference.loaded_run import Opened
 
 LABELS = {
-    **NAMES,
     "std": "standard deviation over sites",
     "gap": "gap best to worst",
     "calibration_worst": "worst site's calibration in the large",
@@ -85,13 +84,13 @@ def _after(section: Mapping[str, Any]) -> None:
 
 def comparison(found: dict[str, Any], folder: Path) -> None:
     """The table of ``fairflare compare``, a column per method, and where the reports are."""
-    rows = table(found)
+    rows, words = table(found), {name: one.label for name, one in known().items()} | LABELS
     quantities = [name for name in rows[0] if name not in ("method", "seeds")]
     show_table(
         f"{label(found['headline'], found)}, {'' if found['higher_is_better'] else 'less is better, '}"
         + plural(len(found["seeds"]), "seed"),
         ["", *(row["method"] for row in rows)],
-        [[LABELS.get(name, name), *(str(row.get(name, "")) for row in rows)] for name in quantities],
+        [[words.get(name, name), *(str(row.get(name, "")) for row in rows)] for name in quantities],
     )
     for sentence in (
         drawn_words(found),
@@ -115,7 +114,7 @@ def _number(value: float | None) -> str:
 
 def editions(found: Mapping[str, Any], folder: Path) -> None:
     """Where the pages of hospitals are, with the first sentence of each."""
-    from fairflare.report.page import opening
+    from fairflare.report.edition import opening
 
     for site, one in found.items():
         say(f"{site}: {opening(one)[0][0]}")

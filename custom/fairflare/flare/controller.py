@@ -47,7 +47,8 @@ from fairflare.flare.job_reason import leave_reason
 from fairflare.flare.tracking import Tracking
 from fairflare.flare.wire import ERROR_HEADER, answer_from_model, instruction_to_model
 from fairflare.privacy.schemes import NONE
-from fairflare.report.audit_reader import RunLog, TensorBoard
+from fairflare.report.audit_reader import RunLog
+from fairflare.report.tensorboard import TensorBoard
 from fairflare.report.write import write_report
 
 ENVS = ("flare", "sim")

@@ -51,7 +51,8 @@ from fairflare.functional.survival import baseline
 from fairflare.inference.loaded_run import Opened, hospitals
 from fairflare.inference.predict import about as about_model
 from fairflare.inference.predict import of_images, of_table
-from fairflare.report.clinical import evaluation, paired, views
+from fairflare.report.clinical import views
+from fairflare.report.external import evaluation, paired
 from fairflare.tasks.base import Task
 from fairflare.tasks.external import Labelled, constant_results, labelled, of_split, preflight
 from fairflare.tasks.kinds.survival import Cox

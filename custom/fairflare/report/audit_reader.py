@@ -5,17 +5,15 @@ from __future__ import annotations
 
 import contextlib
 import math
-import time
 from array import array
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from fairflare.core.errors import naming
-from fairflare.core.notes import numbers
 from fairflare.engine.files import private
 from fairflare.report.fairness import mean
 from fairflare.report.values import in_order, number
@@ -133,6 +131,11 @@ class Trail:
     @property
     def status(self) -> str:
         return str(self.finish.get("status") or "unfinished")
+
+    @property
+    def equal(self) -> bool:
+        """Whether every site reported the same numbers of examples and steps, as under a hospital's privacy budget."""
+        return "site_privacy" in self.start
 
     def sites(self) -> list[str]:
         named = set(self.start.get("sites") or ()) | set(self.evaluation.get("sites") or ())
@@ -284,47 +287,3 @@ def bounded_sites(entry: Mapping[str, Any]) -> set[str]:
 
 
 EVENTS = "tb_events"
-
-
-class TensorBoard:
-    """Writes ``weight/<site>``, ``<number>/<site>``, ``fairness/worst_|mean_<metric>`` and ``time/<phase>``.
-
-    Of the rule's notes (``core.notes.Note.to_json``) it writes ``note_<name>`` and ``note_<name>/<site or group>``.
-    """
-
-    def __init__(self, folder: Path, notes: Sequence[Mapping[str, Any]] = ()) -> None:
-        # Not torch's SummaryWriter: it writes an event per number, which takes 40 times as long.
-        from tensorboard.summary.writer.event_file_writer import EventFileWriter
-
-        self._notes = notes
-        self._writer = EventFileWriter(str(folder / EVENTS))
-
-    def saw(self, entry: Mapping[str, Any]) -> None:
-        if entry["event"] != "round":
-            return
-        from tensorboard.compat.proto.event_pb2 import Event
-        from tensorboard.compat.proto.summary_pb2 import Summary
-
-        values = [Summary.Value(tag=name, simple_value=value) for name, value in self._numbers(entry)]
-        self._writer.add_event(Event(wall_time=time.time(), step=entry["round"], summary=Summary(value=values)))
-        self._writer.flush()
-
-    def close(self) -> None:
-        self._writer.close()
-
-    def _numbers(self, entry: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
-        for site, weight in entry["weights"].items():
-            yield f"weight/{site}", weight
-        for site, reply in entry["accepted"].items():
-            yield from ((f"{name}/{site}", value) for name, value in reply["metrics"].items())
-            yield from ((f"probe_{name}/{site}", value) for name, value in reply["scalars"].items())
-        for phase, seconds in entry["seconds"].items():
-            yield f"time/{phase}", seconds
-        for note in self._notes:
-            for name, value in numbers(note, entry["notes"].get(note["name"])).items():
-                yield "/".join(filter(None, (f"note_{note['name']}", name))), value
-        replies = entry["accepted"].values()
-        for name in sorted({name for reply in replies for name in reply["metrics"]} - {"loss", "train_loss"}):
-            values = [reply["metrics"][name] for reply in replies if name in reply["metrics"]]
-            yield f"fairness/worst_{name}", min(values)
-            yield f"fairness/mean_{name}", sum(values) / len(values)

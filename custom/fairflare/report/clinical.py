@@ -1,28 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Calibration and clinical use of the model that each site uses, from the sums that the sites released.
-
-External validation says the same of a run's model at hospitals that did not train it.
-"""
+"""Calibration and clinical use of the model that each site uses, from the sums that the sites released."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import product
+from math import ceil, floor
 from typing import Any
 
 import numpy as np
 
-from fairflare.core.metric import named
-from fairflare.core.types import INTERVALS, TRIVIAL
-from fairflare.engine.benefit import FEDERATED, HIGH, LOW, SOLO
 from fairflare.engine.clinical import BIN, CLINICAL, bins_of
 from fairflare.functional import calibration as maths
 from fairflare.functional.calibration import GRID, Array, Bins
 from fairflare.functional.recalibration import limited
+from fairflare.report import svg
 from fairflare.report.audit_reader import SUMMARISED, Entry, Trail
 from fairflare.report.fairness import absolute, weighted
-from fairflare.report.values import class_words, drawn, in_order, json_value, label, number, plural, rendered
+from fairflare.report.section import Quantity, Section
+from fairflare.report.values import class_words, number, rendered, signed
 
 Json = dict[str, Any]
 Numbers = Mapping[str, float]
@@ -209,174 +206,6 @@ def _pooled(group: str, cells: Sequence[Json], stages: Sequence[str]) -> Json:
     return row
 
 
-NO_STEP = dict.fromkeys(("time", "left", "observed", "low", "high", "expected", "difference"))
-
-
-def curves_section(trail: Trail, config: Json, about: Json, sites: Sequence[str]) -> Json | None:
-    """What the sites' released steps say; None where the run is not about times, or no site has released any.
-
-    Returns:
-        horizon, min_count; rows: site, group ("": all of the site's test patients), n, steps (time, left, observed,
-        low, high, expected, difference of the last two), and the last of them (all None where there is none).
-    """
-    ends = [end for end in (about.get("curves") or {}).get("ends", ()) if number(end) is not None]
-    if not ends:
-        return None
-    rows = []
-    for site in sites:
-        sent = ((trail.evaluation.get("sites") or {}).get(site) or {}).get(CLINICAL) or {}
-        known = {name: value for name, value in sent.items() if number(value) is not None}
-        groups = sorted(name[2:] for name in known if name.startswith("n/"))
-        for group in ("", *groups) if "n" in known else ():
-            where = f"/{group}" if group else ""
-            steps = steps_of(known, ends, where)
-            about_it = {"site": site, "group": group, "n": known[f"n{where}"]}
-            rows.append({**about_it, "steps": steps, "last": (steps or [NO_STEP])[-1]})
-    if not rows:
-        return None
-    return {"horizon": ends[-1], "min_count": config.get("min_count"), "rows": rows}
-
-
-def steps_of(known: Mapping[str, Any], ends: Sequence[float], where: str = "") -> list[Json]:
-    """The steps with 95 % intervals on the scale of log(-log S), with Greenwood's variance.
-
-    All that is known of a step is who remains after it: taken for the patients at risk in it, that makes intervals too
-    wide rather than too narrow.
-    """
-    found, before, spread = [], 1.0, 0.0
-    for k, end in enumerate(ends):
-        left, observed = known.get(f"left{k}{where}"), known.get(f"observed{k}{where}")
-        if left is None or observed is None:
-            continue
-        spread += (before / observed - 1) / left if observed > 0 else math.inf
-        before = observed
-        low = high = None
-        if 0 < observed < 1 and math.isfinite(spread):  # there was an event, and someone is left without one
-            half = maths.Z * math.sqrt(spread) / abs(math.log(observed))
-            low, high = observed ** math.exp(half), observed ** math.exp(-half)
-        expected = known.get(f"expected{k}{where}")
-        off = None if expected is None else expected - observed
-        values = (end, left, observed, low, high, expected, off)
-        found.append(dict(zip(NO_STEP, values, strict=True)))
-    return found
-
-
-FORMAT = 1
-TEST = "test"
-TWO = 2
-ONE_CLASS = "all labelled cases are of one class"
-
-
-def evaluation(about: Json, sites: Mapping[str, Mapping[str, Any]], beside: Mapping[str, Json] | None = None) -> Json:
-    """The content of ``evaluation.json``.
-
-    Args:
-        about: what ``config.json`` says of the task under "about", and model, min_count, level, group_by and split.
-        sites: name -> what the site released, as the log of a federation has it after its final evaluation.
-        beside: name -> further entries of a site: own, recalibration.
-
-    Returns:
-        format, model (which run, method, hash), headline, metrics (in words), classes, min_count, level, split, by and
-        sites, one for each name in natural order: see ``of_site``; and rejected: name -> why there is nothing of it.
-    """
-    more = {"own": None, "recalibration": None}
-    shown = {name: {**of_site(sites[name], about), **more, **(beside or {}).get(name, {})} for name in in_order(sites)}
-    kept = ["headline", "classes", "real", "title", "metrics", "group_metric", "clinical"]
-    kept += ["model", "min_count", "level", "split", "by", "outcome"]
-    told = {"format": FORMAT, **{key: about[key] for key in kept if key in about}}
-    return dict(json_value({**told, "sites": shown, "rejected": about.get("rejected") or {}}))
-
-
-def of_site(found: Mapping[str, Any], about: Json) -> Json:
-    """What one site released.
-
-    Returns:
-        n; metrics: name -> value, low, high (None where there is no interval), trivial (of the best answer that is the
-        same for everybody) and why ("": defined); calibration: a view, see ``report.clinical``, None where none left;
-        trivial_brier: of the constant risk that is right on average; groups: group, n, value (of ``group_metric``) and
-        calibration, of those that are large enough.
-    """
-    values, ends = found.get(TEST) or {}, found.get(INTERVALS) or {}
-    trivial, n = (found.get(TRIVIAL) or {}).get(TEST) or {}, number((found.get("n") or {}).get(TEST))
-    needs = {name: one.get("needs") for name, one in about["metrics"].items()}
-    reasons = {m: f"it needs {n}" if n else ONE_CLASS if named(m).of_classes else "" for m, n in needs.items()}
-    unasked = about.get("group_metric") if about.get("group_metric") != about.get("headline") else None
-    names = [name for name, reason in reasons.items() if name in values or (reason and name != unasked)]
-    metrics = {}
-    for name in names:
-        interval = {end: number((ends.get(name) or {}).get(end)) for end in ("low", "high")}
-        why = "" if name in values else f"not defined: {reasons[name]}"
-        told = {"value": number(values.get(name)), **interval, "trivial": number(trivial.get(name))}
-        metrics[name] = {**told, "why": why}
-    threshold = number((about.get("clinical") or {}).get("threshold")) or 0.5
-    seen = {} if about.get("curves") else views(found.get(CLINICAL) or {}, threshold)  # of times there are no risks
-    whole = seen.pop("", None)
-    known = whole if whole and whole["positives"] is not None and whole["n"] else None
-    share = float(known["positives"] / known["n"]) if known else None
-    few = f"none leaves of {plural(int(n or 0), 'case')}, with a minimum of {about.get('min_count')}"
-    return {
-        "n": n,
-        "metrics": metrics,
-        "calibration": whole,
-        "calibration_why": "" if whole or not about.get("clinical") else few,
-        "trivial_brier": None if share is None else share * (1 - share),
-        "survival": steps_of(found.get(CLINICAL) or {}, (about.get("curves") or {}).get("ends", ())),
-        "groups": _groups((found.get("groups") or {}).get(TEST) or {}, seen, about),
-    }
-
-
-def _groups(cells: Mapping[str, Any], seen: Mapping[str, Json], about: Json) -> list[Json]:
-    rows = []
-    for name in (name for name in about["groups"] if name in cells or name in seen):
-        cell, view = cells.get(name) or {}, seen.get(name)
-        n = number(cell.get("n")) or number((view or {}).get("n"))
-        rows.append({"group": name, "n": n, "value": number(cell.get("value")), "calibration": view})
-    return rows
-
-
-def paired(numbers: Mapping[str, float], name: str, metrics: Mapping[str, str]) -> Json:
-    """The run's model beside the hospital's own, from ``engine.benefit``.
-
-    Returns:
-        model: that name; metrics: name -> label, model, own, difference (the first less the second), low and high of
-        its interval.
-    """
-    found = {}
-    for metric, words in metrics.items():
-        ours, theirs, low, high = (number(numbers.get(f"{kind}.{metric}")) for kind in (FEDERATED, SOLO, LOW, HIGH))
-        if ours is not None and theirs is not None:
-            both = {"label": words, "model": ours, "own": theirs, "difference": ours - theirs}
-            found[metric] = {**both, "low": low, "high": high}
-    return {"model": name, "metrics": found}
-
-
-def discrimination(site: Json, found: Json) -> list[tuple[str, Json]]:
-    """Label and figures of a site's metrics, each quantity once.
-
-    Of two classes both averages of the AUC are the AUC; Brier score and calibration stand beside the slope.
-    """
-    said: tuple[str, ...] = ("brier_loss", "calibration_error") if site["calibration"] else ()
-    two = len(found["classes"]) == TWO and "auc_ovo" in site["metrics"]
-    said += ("auc_ovr",) if two else ()
-    shown = ((name, one) for name, one in site["metrics"].items() if name not in said)
-    return [("AUC" if two and name == "auc_ovo" else label(name, found), one) for name, one in shown]
-
-
-def render(found: Json) -> str:
-    from fairflare.report.figures import clinical_figures as site_figures
-
-    rows, stages = [], ["before"]
-    for name, site in found["sites"].items():
-        after = (site.get("recalibration") or {}).get("calibration")
-        stages = ["before", "after"] if after else stages
-        rows.append({"site": name, "before": site["calibration"], "after": after})
-    figures = drawn(site_figures({"rows": rows, "stages": stages}))
-    event, task = (found.get("clinical") or {}).get("event"), {"classes": found.get("classes")}
-    event = event and class_words(event, {"task": {**task, "options": {"label": found.get("outcome")}}})
-    about = {"found": found, "figures": figures, "event": event}
-    return rendered("external", {"label": label, "discrimination": discrimination}, **about)
-
-
 def wilson(successes: float, n: float) -> tuple[float, float]:
     """Wilson's 95 % interval of a proportion (JASA 22, 1927); (0, 1) without cases."""
     if n <= 0:
@@ -385,3 +214,116 @@ def wilson(successes: float, n: float) -> tuple[float, float]:
     centre = (share + spread / 2) / (1 + spread)
     half = maths.Z * math.sqrt(share * (1 - share) / n + spread / (4 * n)) / (1 + spread)
     return max(0.0, centre - half), min(1.0, centre + half)
+
+
+MOST_SITES = 24
+"""Sites that are drawn; the table has all of them."""
+STAGES: Mapping[str, dict[str, Any]] = {
+    "before": {"colour": svg.BLUE, "marker": "o", "label": "the model"},
+    "after": {"colour": svg.ORANGE, "marker": "D", "label": "after the step"},
+}
+Line = tuple[str, str, Sequence[tuple[float, float]]]
+"""Colour, name and points."""
+
+
+def clinical_figures(section: Json) -> list[str]:
+    rows = [row for row in section["rows"] if any((row[stage] or {}).get("curve") for stage in section["stages"])]
+
+    def off(row: Json) -> float:
+        return abs(((row[section["stages"][0]] or {}).get("calibration") or {}).get("value") or 0.0)
+
+    rows.sort(key=lambda row: (-off(row), row["site"]))
+    return [_of_site(place, row, section["stages"]) for place, row in enumerate(rows[:MOST_SITES])]
+
+
+def _of_site(place: int, row: Json, stages: Sequence[str]) -> str:
+    """By a template: these are most of a run's figures, and matplotlib's axes take a hundred times as long.
+
+    Share of outcomes over mean risk of each bin, with Wilson's interval, where the diagonal is perfect; net benefit at
+    the edges of the bins, beside treating everyone and nobody.
+    """
+    shown = {stage: row[stage] for stage in stages if (row[stage] or {}).get("curve")}
+    first, decides = next(iter(shown.values())), any(view["decisions"] for view in shown.values())
+    rate, width = first["positives"] / first["n"], 112  # as high: on the diagonal the risks are right
+    names = "mean predicted risk", "share that it came true of"
+    panels = [_panel(width, 0, 1, [(svg.GREY, "", [(0, 0), (1, 1)])], shown, ("curve", "risk", "share"), names)]
+    if decides:
+        everyone = [(step / 100, rate - (1 - rate) * step / (100 - step)) for step in range(96)]
+        low, high = -0.15 * rate - 0.02, rate * 1.15 + 0.02
+        lines: list[Line] = [(svg.DARK, "treat nobody", [(0, 0), (1, 0)])]
+        lines.append((svg.GREY, "treat all", [one for one in everyone if one[1] > low]))
+        keys, names = ("decisions", "threshold", "net_benefit"), ("threshold of the risk", "net benefit")
+        panels.append(_panel(width, low, high, lines, shown, keys, names))
+    off = ", then ".join(signed(view["calibration"]["value"]) for view in shown.values())
+    named = {line["label"]: line for panel in panels for line in panel["lines"] if line["label"]}
+    title = f"{svg.short(row['site'])}: risk off by {off}"
+    return rendered("clinical", place=place, title=title, width=width, panels=panels, legend=named.values())
+
+
+def _panel(
+    width: int, low: float, high: float, beside: Sequence[Line], shown: Json, keys: Sequence[str], names: Sequence[str]
+) -> Json:
+    """Axes from 0 to 1 and ``low`` to ``high``, ``width`` x 112 units: lines, and each stage's points and intervals."""
+    part, x, y = keys
+    low = min([low, *(one[y] for view in shown.values() for one in view[part])])
+
+    def to(*points: tuple[float, float]) -> str:
+        return "L".join(f"{a * width:.1f},{(high - max(b, low)) / (high - low) * 112:.1f}" for a, b in points)
+
+    lines: list[Json] = [{"colour": colour, "label": label, "path": to(*points)} for colour, label, points in beside]
+    for stage, points in ((stage, view[part]) for stage, view in shown.items() if view[part]):
+        ends = [to((one[x], one["low"]), (one[x], min(one["high"], high))) for one in points]
+        places = [to((one[x], one[y])) for one in points]
+        lines.append({**STAGES[stage], "path": "L".join(places), "bars": "M".join(ends), "places": places})
+    step = next((one for one in (0.005, 0.01, 0.02, 0.05, 0.1) if (high - low) / one < 6), 0.2)
+    values = [round(k * step, 3) for k in range(ceil(low / step), floor(high / step) + 1)]
+    return {"lines": lines, "ticks": [(f"{v:g}", (high - v) / (high - low) * 112) for v in values], "names": names}
+
+
+def _of(name: str, over: str) -> Callable[[Json], Any]:
+    """run -> the mean over sites, or the worst, of what its summary in use has of ``name``."""
+
+    def value(run: Json) -> Any:
+        found = run.get("clinical") or {}
+        return (((found.get("summary") or {}).get(found.get("in_use")) or {}).get(name) or {}).get(over)
+
+    return value
+
+
+WORDS = {
+    "calibration": ("worst site's calibration in the large, absolute", "Worst site: calibration in the large", 1),
+    "brier": ("worst site's Brier score", "Worst site: Brier score", 2),
+    "ece": ("worst site's expected calibration error", "Worst site: ECE", 1),
+}
+"""Label, heading and largest value."""
+QUANTITIES = (
+    *(Quantity(f"{k}_worst", w, _of(k, "worst"), "lower", (0, m), short) for k, (w, short, m) in WORDS.items()),
+    Quantity("calibration_mean", "mean over sites of calibration in the large, absolute",
+             _of("calibration", "mean"), "lower", (0, 1)),
+    Quantity("brier_mean", "mean over sites of the Brier score", _of("brier", "mean"), "lower", (0, 2)),
+    Quantity("ece_mean", "mean over sites of the expected calibration error", _of("ece", "mean"), "lower", (0, 1)),
+)  # fmt: skip
+
+
+def per_thousand(run: Json) -> str:
+    """Natural frequencies at the threshold, over the test patients of the sites that may say so; "" where none may."""
+    found = run.get("clinical") or {"event": None}
+    views = [] if found["event"] is None else [row[found["in_use"]] for row in found["rows"]]
+    known = [view for view in views if view and view["rates"]]
+    if not known or found["in_use"] == AFTER:  # after a step sites may have thresholds of their own
+        return ""
+    n = sum(view["n"] for view in known)
+    ill, flagged, right = (round(1000 * sum(view[key] for view in known) / n) for key in COUNTS)
+    event = class_words(found["event"], run)
+    return (
+        f"Of 1,000 test patients {ill} have the outcome ({event}). A risk of {found['threshold']:.2f} or more flags "
+        f"{right} of them and {flagged - right} others: {1000 - ill - flagged + 2 * right} are classified right."
+    )
+
+
+SECTION = Section(
+    "clinical",
+    "Calibration and clinical use",
+    ("clinical", "rows"),
+    figure=lambda run: clinical_figures(run["clinical"]) if run.get("clinical") else [],
+)

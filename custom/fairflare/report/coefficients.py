@@ -10,8 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from fairflare.report.svg import BLUE, DARK, GREY, inline, legend, point
-from fairflare.report.values import plural
+from fairflare.report import svg
+from fairflare.report.section import Section
+from fairflare.report.values import Estimate, plural
 
 Json = dict[str, Any]
 LEVEL = 0.95
@@ -19,7 +20,6 @@ MOVES = 1e-4
 """Change of a coefficient in the last round, in standard errors, from which it has not settled."""
 LEAST = 1e-8
 """Information of a patient on a spread that is estimated; masks round at 1e-9."""
-MOST_DRAWN = 60
 INTERCEPT = "(intercept)"
 
 
@@ -149,26 +149,27 @@ def heterogeneity(sums: np.ndarray) -> Json:
     return {**found, "tau": math.sqrt(spread), "next_low": mean - reach, "next_high": mean + reach}
 
 
-@inline("coefficients")
-def forest(figure: Any, section: Json) -> str | None:
-    """Estimates with their intervals, the prediction interval of another site's in grey behind."""
+@svg.inline("coefficients")
+def forest(figure: svg.Figure, section: Json) -> str | None:
+    """Estimates with their intervals, below each the prediction interval of another site's in grey."""
     rows = [row for row in section["rows"] if row["error"] is not None and not row["note"]]
-    if not rows or len(rows) > MOST_DRAWN:
+    if not rows or len(rows) > svg.MANY:
         return None
-    figure.set_figheight(1.7 + 0.24 * len(rows))
-    axes = figure.subplots()
-    axes.axvline(0, color=DARK, linewidth=1)
-    for y, row in enumerate(rows):
-        if row["next_low"] is not None:
-            label = "another hospital, prediction" if y == 1 else None
-            axes.plot([row["next_low"], row["next_high"]], [y, y], color=GREY, linewidth=5, alpha=0.35, label=label)
-        where = {"mean": row["estimate"], "low": row["low"], "high": row["high"]}
-        point(axes, where, y, fmt="o", color=BLUE, markersize=4, label="estimate" if y == 0 else None)
+    ends = [(row["next_low"], row["next_high"]) for row in rows]
+    other = [None if None in one else Estimate(sum(one) / 2, *one) for one in ends]
+    series = [svg.Series("estimate", [Estimate.of(row, "estimate") for row in rows])]
+    series += [svg.Series("another hospital, prediction", other, svg.GREY, "s")] if any(other) else []
+    what = f"log {section['ratio']} ratio" if section["ratio"] else "difference in spreads of the outcome"
+    names, zero = [row["name"] for row in rows], (0, "", svg.DARK)
+    axes = svg.dots(figure, names, series, f"{what} (95 % interval)", at=[zero])
     reach = 1.4 * max(abs(row[end]) for row in rows for end in ("low", "high"))
     axes.set_xlim(-reach, reach)  # predictions from a few small sites would press everything else together
-    axes.set_yticks(range(len(rows)), [row["name"][:28] for row in rows])
-    axes.set_ylim(len(rows) - 0.5, -0.5)
-    axes.grid(axis="y", visible=False)
-    what = f"log {section['ratio']} ratio" if section["ratio"] else "difference in spreads of the outcome"
-    legend(figure, axes, f"{what} (95 % interval)", columns=2)
     return f"Coefficients of {plural(section['patients'], 'patient')} at {plural(section['sites'], 'site')}"
+
+
+SECTION = Section(
+    "coefficients",
+    "Coefficients",
+    ("coefficients", "rows"),
+    figure=lambda run: [forest(run["coefficients"])] if run.get("coefficients") else [],
+)

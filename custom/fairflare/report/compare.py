@@ -9,14 +9,15 @@ from typing import Any
 
 from fairflare.core.errors import UserError
 from fairflare.core.metric import named
+from fairflare.report import comparable
 from fairflare.report import fairness as statistics
-from fairflare.report import quantities
-from fairflare.report.after import VERDICTS
-from fairflare.report.fairness import mean, mean_ci, std, variance
-from fairflare.report.rows import COUNTED, SHOWN, USED, as_used
-from fairflare.report.rows import QUANTITIES as PERSONAL
+from fairflare.report.benefit import VERDICTS
+from fairflare.report.fairness import mean, mean_ci, std, variance, worst
+from fairflare.report.personal import COUNTED, SHOWN, USED, as_used
+from fairflare.report.sections import quantities
+from fairflare.report.shared_sets import domain_values, domains_are
 from fairflare.report.summary import LABELS_CAVEAT, other_labels
-from fairflare.report.values import MISSING, higher_is_better, listing, number, plural, signed, stop, with_sd
+from fairflare.report.values import MISSING, higher_is_better, in_order, listing, number, plural, signed, stop, with_sd
 
 FORMAT = 1
 ALWAYS_DRAWN = ("initial model", "order")
@@ -31,7 +32,7 @@ def compare(runs: list[Json], pareto: tuple[str, str] = PARETO, shared: bool = F
 
     A method is what the runs' method, settings, trainer and training settings say: runs that differ in one of them are
     shown apart, and the label names the difference. Runs without a final evaluation are left out and noted. The results
-    are those of the models that the sites use, see ``rows.as_used``.
+    are those of the models that the sites use, see ``personal.as_used``.
 
     Args:
         runs: run summaries (``summarise``); the first one's method is the reference.
@@ -39,13 +40,13 @@ def compare(runs: list[Json], pareto: tuple[str, str] = PARETO, shared: bool = F
         shared: the results of the shared model instead, also where sites use models of their own.
 
     Returns:
-        headline, higher_is_better, metrics, task, sites, domains ({"of", "names"}, see ``quantities.domain_values``),
+        headline, higher_is_better, metrics, task, sites, domains ({"of", "names"}, see ``shared_sets.domain_values``),
         seeds, seeds_draw, reference (a label), methods, pareto (``front``), notes and caveats.
         ``seeds_draw`` says what differs from seed to seed, see ``_seeds_draw``. A method has label, method, training,
         objective (the training settings in which not all methods agree; differences from methods that have others
-        name no winner), used and shown (only where sites use models of their own, see ``rows.remark``) and,
-        for each of ``QUANTITIES``, {"mean", "low", "high", "n", "sd"} (Student t over seeds); ``runs`` holds the
-        values per seed, ``detail`` what ``details`` says of sites, metrics, domains, last rounds and
+        name no winner), used and shown (only where sites use models of their own, see ``personal.remark``) and,
+        for each quantity {"mean", "low", "high", "n", "sd"} (Student t over seeds); ``runs`` holds the values per seed,
+        ``detail`` what ``details`` says of sites, metrics, domains, last rounds and
         cost, ``versus_first`` the paired differences (None for the first method): what ``fairness.paired`` says, wins,
         losses, pairs, p_holm (over the methods of the table) and verdict (``fairness.corrected``).
 
@@ -53,39 +54,42 @@ def compare(runs: list[Json], pareto: tuple[str, str] = PARETO, shared: bool = F
         UserError: the runs' task, options, sites or, within a seed, data differ, a run is given twice, no seed is
             shared, or ``pareto`` names something else.
     """
+    known = quantities()
     for name in pareto:
-        if name not in quantities.QUANTITIES:
-            raise UserError(f"--pareto: expected two of {', '.join(quantities.QUANTITIES)}, got {name[:40]!r}")
-    done, left_out = quantities.complete(runs)
+        if name not in known:
+            raise UserError(f"--pareto: expected two of {', '.join(known)}, got {name[:40]!r}")
+    done, left_out = comparable.complete(runs)
     done = done if shared else [as_used(run) for run in done]
-    quantities.require_same_data(done)
-    groups = quantities.grouped(done)
-    seeds, dropped = quantities.shared_seeds(groups)
+    comparable.require_same_data(done)
+    groups = comparable.grouped(done)
+    seeds, dropped = comparable.shared_seeds(groups)
     chosen = {label: [found[seed] for seed in seeds] for label, found in groups.items()}
-    tables = {label: [quantities.run_row(run) for run in found] for label, found in chosen.items()}
+    tables = {label: [run_row(run) for run in found] for label, found in chosen.items()}
     tables = relative_to_solo(tables, chosen)
     first = next(iter(tables))
     higher = done[0]["higher_is_better"]
-    trained, methods, ranges = quantities.objectives(groups), [], quantities.ranges(done[0])
+    trained, methods = comparable.objectives(groups), []
+    ranges = {name: one.range(done[0]) for name, one in known.items()}
+    better = {name: one.higher_is_better(higher) for name, one in known.items()}
     for label, rows in tables.items():
         run = next(iter(groups[label].values()))
-        pairs = {n: _paired(n, rows, tables[first], higher, ranges[n]) for n in quantities.QUANTITIES}
+        pairs = {n: _paired(n, rows, tables[first], better[n], ranges[n]) for n in known}
         methods.append(
             {
                 "label": label,
                 "method": run["method"],
                 "training": run["training"],
                 **{key: run[key] for key in (USED, SHOWN) if key in run and COUNTED not in run},
-                **{name: mean_ci((row[name] for row in rows), within=ranges[name]) for name in quantities.QUANTITIES},
+                **{name: mean_ci((row[name] for row in rows), within=ranges[name]) for name in known},
                 "runs": rows,
                 "versus_first": None if label == first else pairs,
                 "objective": trained[label],
                 "detail": details(chosen[label], chosen),
             }
         )
-    for name in quantities.QUANTITIES:  # no verdict is passed on a method that was trained under another objective
+    for name in known:  # no verdict is passed on a method that was trained under another objective
         pairs = {method["label"]: method["versus_first"][name] for method in methods[1:]}
-        told = judged(pairs, quantities.better_higher(name, higher))
+        told = judged(pairs, better[name])
         for method in methods[1:]:
             alike = method["objective"] == methods[0]["objective"]
             method["versus_first"][name] = told[method["label"]] | ({} if alike else {"verdict": "other objective"})
@@ -98,11 +102,22 @@ def compare(runs: list[Json], pareto: tuple[str, str] = PARETO, shared: bool = F
         "seeds_draw": _seeds_draw(groups[first], seeds),
         "reference": first,
         "methods": methods,
-        "notes": [*left_out, *dropped, *quantities.setting_notes(groups)],
+        "notes": [*left_out, *dropped, *comparable.setting_notes(groups)],
         "caveats": _caveats(done[0], seeds),
     }
-    better = quantities.better_higher(pareto[0], higher), quantities.better_higher(pareto[1], higher)
-    return {**found, "pareto": front(found, *pareto, better, quantities.NAMES)}
+    names = {name: one.label for name, one in known.items()}
+    return {**found, "pareto": front(found, *pareto, (better[pareto[0]], better[pareto[1]]), names)}
+
+
+def run_row(run: Json) -> Json:
+    """The quantities of one run; None where it has none. ``variance_vs_solo`` is for whoever knows the other runs."""
+    return {
+        "seed": run["seed"],
+        "data_seed": comparable.data_seed(run),
+        **{name: one.value(run) for name, one in quantities().items()},
+        "worst_site": run["fairness"]["worst"]["site"],
+        "model_sha256": run["provenance"]["model_sha256"],
+    }
 
 
 def table(comparison: Json) -> list[dict[str, str]]:
@@ -111,9 +126,8 @@ def table(comparison: Json) -> list[dict[str, str]]:
     "trained with" is there where not all methods were trained alike; a method that was trained otherwise than the first
     has no wins.
     """
-    shown = ("mean", "worst", "std", "gap", *PERSONAL, "clean", "corrupted", "group_disparity", "worst_group")
-    shown += ("calibration_worst", "brier_worst", "ece_worst")
-    names = [name for name in shown if any(m[name]["mean"] is not None for m in comparison["methods"])]
+    known = [name for name, one in quantities().items() if one.column]
+    names = [name for name in known if any(m[name]["mean"] is not None for m in comparison["methods"])]
     rows = []
     for method in comparison["methods"]:
         row = {"method": method["label"], "seeds": str(len(comparison["seeds"]))}
@@ -155,7 +169,7 @@ def _seeds_draw(runs: Mapping[Any, Json], seeds: Sequence[Any]) -> Json:
         data: "drawn" (anew with each seed), "fixed" (drawn once), "natural" (the task draws nothing) or "one seed";
         what: in words; data_seeds: seed -> data_seed.
     """
-    chosen = {str(seed): quantities.data_seed(runs[seed]) for seed in seeds}
+    chosen = {str(seed): comparable.data_seed(runs[seed]) for seed in seeds}
     drawn = list(runs[seeds[0]]["task"].get("drawn") or ())
     different = len(set(chosen.values()))
     if 1 < different < len(seeds):
@@ -167,7 +181,7 @@ def _seeds_draw(runs: Mapping[Any, Json], seeds: Sequence[Any]) -> Json:
 
 def _paired(name: str, rows: Sequence[Json], first: Sequence[Json], higher: bool, within: tuple[float, float]) -> Json:
     """Own minus first method's value, seed by seed; a win is a difference in the better direction."""
-    sign = 1 if quantities.better_higher(name, higher) else -1
+    sign = 1 if higher else -1
     pairs = [(row["seed"], row[name], other[name]) for row, other in zip(rows, first, strict=True)]
     known = [{"seed": seed, "difference": a - b} for seed, a, b in pairs if a is not None and b is not None]
     differences = [pair["difference"] for pair in known]
@@ -233,7 +247,7 @@ SOLO = "solo"
 
 
 def details(runs: Runs, everyone: Mapping[str, Runs]) -> Json:
-    """Beside ``QUANTITIES``, each value as mean and 95 % interval over seeds.
+    """Beside the quantities, each value as mean and 95 % interval over seeds.
 
     Args:
         everyone: label -> the runs of every method of the comparison, in the same order.
@@ -246,20 +260,46 @@ def details(runs: Runs, everyone: Mapping[str, Runs]) -> Json:
         without ``solo``;
         benefit: see there.
     """
-    metrics, sets = [quantities.site_metrics(run) for run in runs], [quantities.test_set_metrics(run) for run in runs]
+    metrics = [site_metrics(run) for run in runs]
+    sets = [{row["name"]: row["metrics"] for row in run["test_sets"]["rows"]} for run in runs]
     names = list(metrics[0])
-    rows = {m: [quantities.metric_row(run, m, f.get(m, {})) for run, f in zip(runs, metrics)] for m in names}
+    rows = {m: [_over_sites(run, m, f.get(m, {})) for run, f in zip(runs, metrics)] for m in names}
     return {
         "sites": {name: _over([found.get(name, {}) for found in metrics], named(name).range) for name in names},
         "metrics": {name: _over(each, named(name).range) for name, each in rows.items()},
-        "domains": _over([quantities.domain_values(run) for run in runs], named(runs[0]["headline"]).range),
-        "domains_of": quantities.domains_are(runs[0]),
+        "domains": _over([domain_values(run) for run in runs], named(runs[0]["headline"]).range),
+        "domains_of": domains_are(runs[0]),
         "test_sets": {name: _over([row.get(name, {}) for row in sets]) for name in sets[0] if sets[0][name]},
         "last_rounds": last_rounds(runs),
-        "cost": _over([quantities.costs(run) for run in runs], (0, inf)),
+        "cost": _over([costs(run) for run in runs], (0, inf)),
         "joining": joining(runs, everyone),
         "benefit": benefit(runs),
     }
+
+
+def site_metrics(run: Json) -> dict[str, dict[str, float | None]]:
+    """Metric -> site -> value on the site's own test split, the headline metric first."""
+    names = in_order(name for row in run["sites"] for name in row["test"])
+    names.sort(key=lambda name: name != run["headline"])
+    return {name: {row["site"]: number(row["test"].get(name)) for row in run["sites"]} for name in names}
+
+
+def _over_sites(run: Json, metric: str, values: Mapping[str, float | None]) -> dict[str, float | None]:
+    least = worst(values, higher_is_better(metric, run))[1] if named(metric).ordered else None
+    return {"mean": mean(values), "worst": least, "std": std(values)}
+
+
+COSTS = {"bytes_down": "bytes to the sites, per round", "bytes_up": "bytes from the sites, per round"}
+COSTS |= {"seconds": "seconds per round"}
+
+
+def costs(run: Json) -> dict[str, float | None]:
+    """Bytes each way and wall seconds, all per recorded round; what the log does not say is None."""
+    rounds = run["rounds_done"] or 0
+    down, up = (number((run.get("traffic") or {}).get(way)) for way in ("down", "up"))
+    phases = ((run.get("timing") or {}).get("phases") or {}).values()
+    found = {"bytes_down": down, "bytes_up": up, "seconds": sum(phases) if phases else None}
+    return {key: value / rounds if rounds and value is not None else None for key, value in found.items()}
 
 
 def benefit(runs: Runs) -> Json:
@@ -287,7 +327,12 @@ def last_rounds(runs: Runs) -> Json:
     Returns:
         "clean", "corrupted" and "average" (of the two, round by round) -> ``spread_of``; {} without such test sets.
     """
-    clean, corrupted = ([quantities.last_values(run, kind) for run in runs] for kind in ("clean", "corrupted"))
+
+    def after_each(run: Json, kind: str) -> list[float]:
+        rows = (run["test_sets"]["last"].get("values") or {}).get(kind) or []
+        return [value for value in (number(row.get(run["headline"])) for row in rows) if value is not None]
+
+    clean, corrupted = ([after_each(run, kind) for run in runs] for kind in ("clean", "corrupted"))
     if not any(clean) or not any(corrupted):
         return {}
     both = [[(a + b) / 2 for a, b in zip(one, other)] for one, other in zip(clean, corrupted, strict=True)]

@@ -10,12 +10,15 @@ for the groups that are known is None.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import reduce
 from typing import Any, Literal
 
+from fairflare.core.metric import named
 from fairflare.report.audit_reader import Trail
 from fairflare.report.fairness import Values, best, finite, gap, mean, std, worst
-from fairflare.report.values import in_order, number
+from fairflare.report.section import Quantity, Section
+from fairflare.report.values import class_words, in_order, label, listing, number, plural, text
 
 Cells = Mapping[str, Mapping[str, Any]]
 """Group -> {"n", "value"}, as one site sends it."""
@@ -269,3 +272,103 @@ def _opportunity(
     lowest = [row["worst"]["value"] for row in chosen if row["worst"]["value"] is not None]
     ends = {"gap": max(gaps, default=None), "worst_tpr": min(lowest, default=None)}
     return {"positive": positive, **ends, "classes": rows}
+
+
+def group_words(name: str, summary: Json) -> str:
+    """A group of patients, its class as ``class_words`` has it."""
+    by = [key.strip() for key in str((summary.get("groups") or {}).get("by") or "").split("+")]
+    parts = name.split(", ")
+    if "label" not in by or len(parts) != len(by):
+        return name
+    return ", ".join(class_words(part, summary) if key == "label" else part for key, part in zip(by, parts))
+
+
+def groups(summary: Json) -> list[str]:
+    """Paragraphs on the groups of patients: spread, worst, other mixtures; and what was held back. [] for none."""
+    found = summary["groups"]
+    if not found:
+        return []
+    spread = _spread(found, label(found["metric"], summary))
+    if found["unseen"]:
+        ends_of = listing(f"{text(case['value'])} (rho = {case['rho']:g})" for case in found["unseen"])
+        spread.append(
+            f"A population with equally large groups would get {text(found['uniform'])}; the worst mixture of groups "
+            f"within a chi-square distance rho of equal sizes would get {ends_of}; the worst group alone gets "
+            f"{text(found['worst']['value'])}."
+        )
+    return [said for said in (" ".join(spread), _held_back(found)) if said]
+
+
+def _spread(found: Json, metric: str) -> list[str]:
+    lowest = found["worst"]
+    if lowest["group"] is None:
+        return []
+    sentences = [f"The model's {metric} is lowest in the group {lowest['group']} ({text(lowest['value'])})."]
+    if found["disparity"]["sample"] is not None:
+        sentences.append(
+            f"The disparity, the standard deviation over groups, is {text(found['disparity']['sample'])} with ddof 1 "
+            f"(as FedUFO prints it) and {text(found['disparity']['population'])} with ddof 0."
+        )
+    return sentences
+
+
+def _held_back(found: Json) -> str:
+    expected, sent, least = found["cells"]["expected"], found["cells"]["sent"], found["min_count"]
+    if least is None:
+        return "" if sent else "min_count is none: sites send no numbers of groups."
+    missing = "all of them came" if sent == expected else f"{expected - sent} of {expected} are missing"
+    return (
+        f"A site sends a group's number only from {plural(least, 'example')} on (min_count), keeps back further groups "
+        f"from which a smaller one would follow, and has none for an empty group: {missing}. The pooled values cover "
+        "what was sent."
+    )
+
+
+def opportunity(summary: Json) -> str:
+    found = (summary["groups"] or {}).get("equal_opportunity")
+    if not found:
+        return ""
+    which = f"of the class {found['positive']}" if found["positive"] else "largest over the classes"
+    attribute = listing(key.strip() for key in summary["groups"]["by"].split("+") if key.strip() != "label")
+    return (
+        f"Equal opportunity compares how often members of one class are recognised (true-positive rate) across "
+        f"{attribute}. EO gap {which}: {text(found['gap'])}; worst true-positive rate: "
+        f"{text(found['worst_tpr'])}."
+    )
+
+
+def _equalised_odds(run: Json) -> float | None:
+    gaps = [row["gap"] for row in _of("equal_opportunity", "classes")(run) or ()]
+    return max(gaps) if gaps and None not in gaps else None
+
+
+def _parity(run: Json) -> float | None:
+    found, classes = run.get("groups") or {}, run["task"].get("classes") or []
+    keys = [key.strip() for key in str(found.get("by") or "").split("+")]
+    cells = {row["group"]: row for row in found.get("rows") or () if row["value"] is not None}
+    rates, sizes = (by_class({name: row[key] for name, row in cells.items()}, keys, classes) for key in ("value", "n"))
+    return demographic_parity(rates, sizes, classes)
+
+
+def _range(run: Json) -> tuple[float, float]:
+    return named((run.get("groups") or {}).get("metric") or "accuracy").range
+
+
+def _of(*keys: str) -> Callable[[Json], Any]:
+    """run -> what its groups have at these keys."""
+    return lambda run: reduce(lambda found, key: (found or {}).get(key), keys, run.get("groups"))
+
+
+SPREAD = _of("disparity", "sample")
+QUANTITIES = (
+    Quantity(
+        "group_disparity", "disparity over groups (sample sd)", SPREAD, "lower", (0, math.inf), "Disparity over groups"
+    ),
+    Quantity("worst_group", "worst group", _of("worst", "value"), "higher", _range, "Worst group"),
+    Quantity("eo_gap", "equal opportunity gap", _of("equal_opportunity", "gap"), "lower", (0, 1)),
+    Quantity("equalised_odds", "equalised odds gap", _equalised_odds, "lower", (0, 1)),
+    Quantity("demographic_parity", "demographic parity gap", _parity, "lower", (0, 1)),
+)
+
+
+SECTION = Section("groups", "Groups of patients", ("groups", "rows"), sentence=groups)

@@ -6,20 +6,18 @@ The same colour code as in ``figures``; red is the worst served site or group an
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from fairflare.core.notes import Note, read
 from fairflare.report import svg
 from fairflare.report.agreement import agreement
 from fairflare.report.audit_reader import Trail
 from fairflare.report.fairness import finite
-from fairflare.report.values import MISSING, capital, digits, in_order, listing, number, text
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
+from fairflare.report.frames import shown
+from fairflare.report.section import Section
+from fairflare.report.values import capital, digits, in_order, listing, number, plural, stop, text
 
 Json = dict[str, Any]
 Values = Mapping[str, float]
@@ -117,44 +115,45 @@ def note_figure(summary: View, section: View) -> str:
     return svg.rendered(f"note-{section['name']}", lambda figure: draw(figure, summary, section))
 
 
-def _lines(figure: Figure, summary: View, section: View) -> str | None:
+def _lines(figure: svg.Figure, summary: View, section: View) -> str | None:
     """Each site's, group's or the round's value round by round, the ends and the marked ones in colour."""
     found, numbers = series(summary["rounds"], section), [row["round"] for row in summary["rounds"]]
-    roles = _roles(summary, section)
-    axes = svg.over_rounds(figure, numbers)
-    for i, name in enumerate(name for name in found if name not in roles):
-        rest = {"site": "other sites", "group": "other groups"}[section["per"]] if roles else f"each {section['per']}"
-        svg.curve(axes, numbers, found[name], color=svg.GREY, linewidth=1, label=rest if i == 0 else None)
+    roles, per = _roles(summary, section), section["per"]
+    drawn = []
     for name, (colour, role) in roles.items():
-        named = f"{svg.short(name, 38)}, {role}" if name else role
-        svg.curve(axes, numbers, found[name], color=colour, linewidth=2, label=named)
-    _equal(axes.axhline, section, len(found))
+        drawn.append(svg.Series(f"{svg.short(name, 38)}, {role}" if name else role, found[name], colour))
+    even = [1 / len(found)] * len(numbers) if section["shares"] and len(found) > 1 else None
+    drawn += [svg.Series("equal shares", even, svg.DARK, style=svg.DASHES)] if even else []
     if section["mark_above"] and section["usual"]:
-        limit, named = section["mark_above"] * section["usual"], f"limit for a {section['per']}'s median"
-        axes.axhline(limit, color=svg.DARK, linewidth=1.2, linestyle=svg.DASHES, label=named)
-    _from_zero(axes.set_ylim, [value for values in found.values() for value in values])
+        limit = [section["mark_above"] * section["usual"]] * len(numbers)
+        drawn.append(svg.Series(f"limit for a {per}'s median", limit, svg.DARK, style=svg.DASHES))
     quantity = _quantity(section)
-    axes.set_ylabel(quantity if len(quantity) <= HIGH else svg.short(section["unit"] or section["label"], HIGH))
-    long = any(len(label) > LONG for label in axes.get_legend_handles_labels()[1])
-    svg.legend(figure, axes, columns=1 if long else 2)
+    y = quantity if len(quantity) <= HIGH else svg.short(section["unit"] or section["label"], HIGH)
+    rest = f"other {per}s" if roles else f"each {per}"
+    long = any(len(one.label) > LONG for one in drawn)
+    behind = {name: values for name, values in found.items() if name not in roles}
+    axes = svg.curves(figure, numbers, drawn, y, others=behind, rest=rest, columns=1 if long else 2)
+    _from_zero(axes.set_ylim, [value for values in found.values() for value in values])
     if section["mark_above"]:
         return f"{section['label']}, medians: {_ends(row['median'] for row in section['rows'])}"
     return f"{section['label']}, last: {_ends(row['last'] for row in section['rows'])}"
 
 
-def _bars(figure: Figure, summary: View, section: View) -> str | None:
+def _bars(figure: svg.Figure, summary: View, section: View) -> str | None:
     roles, rows = _roles(summary, section), section["rows"]
-    colours = {name: colour for name, (colour, _) in roles.items() if colour in (svg.RED, svg.BLUE)}
-    named = [(row["name"], row[section["over"]]) for row in rows]
-    shown = [(name or section["label"], value, colours.get(name, svg.GREY)) for name, value in named]
-    axes = svg.bars(figure, shown, digits(value for _, value, _ in shown))
-    _from_zero(axes.set_xlim, [value for _, value, _ in shown])
-    _equal(axes.axvline, section, len(rows))
-    svg.legend(figure, axes, f"{_quantity(section)}\n({_when(section)})")
-    return f"{section['label']}, {_when(section)}: {_ends(value for _, value, _ in shown)}"
+    values = [row[section["over"]] for row in rows]
+    decimals = digits(values)
+    names = [f"{row['name'] or section['label']}: {text(value, decimals)}" for row, value in zip(rows, values)]
+    marked = [roles.get(row["name"], ("", ""))[0] == svg.RED for row in rows]
+    drawn = [svg.Series("", [None if red else value for value, red in zip(values, marked)], svg.DARK)]
+    drawn.append(svg.Series("", [value if red else None for value, red in zip(values, marked)], svg.RED, "D"))
+    even = [(1 / len(rows), "equal shares", svg.GREY)] if section["shares"] and len(rows) > 1 else []
+    axes = svg.dots(figure, names, drawn, f"{_quantity(section)}\n({_when(section)})", at=even)
+    _from_zero(axes.set_xlim, values)
+    return f"{section['label']}, {_when(section)}: {_ends(values)}"
 
 
-def _map(figure: Figure, summary: View, section: View) -> str | None:
+def _map(figure: svg.Figure, summary: View, section: View) -> str | None:
     """Rows downwards, columns across; shares as colour how many times equal ones they are, others as they are."""
     rows: Table = section["table"]
     if section["per"] != "layer":  # groups downwards and sites across
@@ -199,11 +198,6 @@ def _roles(summary: View, section: View) -> Roles:
     return roles
 
 
-def _equal(line: Any, section: View, n: int) -> None:
-    if section["shares"] and n > 1:
-        line(1 / n, color=svg.DARK, linewidth=1.2, linestyle=svg.DASHES, label="equal shares")
-
-
 def _from_zero(limit: Any, values: Sequence[float | None]) -> None:
     """An axis that begins at 0, or below where there are negative values, with some room beyond its ends."""
     known = [value for value in values if value is not None] or [0.0]
@@ -230,7 +224,7 @@ def _ends(values: Any) -> str:
 
 
 def _shade(
-    figure: Figure, axes: Axes, values: Sequence[Sequence[float | None]], even: float | None, quantity: str
+    figure: svg.Figure, axes: svg.Axes, values: Sequence[Sequence[float | None]], even: float | None, quantity: str
 ) -> None:
     """A grid of colours, around ``even`` where there is one, grey for None; shapes, because an image is a reference."""
     import matplotlib
@@ -253,21 +247,21 @@ def _shade(
     bar.ax.tick_params(labelsize=8)
 
 
-NoteColumn = tuple[str, Callable[[View], str]]
-"""Heading, and the cell of a row."""
+def _said(run: View) -> list[str]:
+    per = {"layer": "layer and site", "cell": "site and group"}
+    about = []
+    for note in _shown(run):
+        unit, meaning = (
+            f" ({note['unit']})" if note["unit"] else "",
+            f": {note['meaning']}" if note["meaning"] else "",
+        )
+        where = f"per {per.get(note['per'], note['per'])}, over {plural(note['rounds'], 'round')}"
+        about.append(f"{note['label']}{unit}, {where}{stop(meaning)}")
+    return about + [words for note in _shown(run) for words in (_agreed(note), _marked(note)) if words]
 
 
-def noted(summary: View) -> dict[str, Any]:
-    """sections (those that are to be shown), words (paragraphs), figures (SVG) and tables of the notes of a run."""
-
-    sections = [section for section in summary["notes"] if section["chart"] != "none"]
-    return {
-        "sections": sections,
-        "words": [words for section in sections for words in (_agreed(section), _marked(section)) if words],
-        "figures": [drawn for section in sections if (drawn := note_figure(summary, section))],
-        "tables": [table for per in ("round", "site", "group") if (table := _side_by_side(sections, per))]
-        + [_twofold_table(section) for section in sections if section["chart"] == "table" and "table" in section],
-    }
+def _shown(run: View) -> list[View]:
+    return [section for section in run["notes"] if section["chart"] != "none"]
 
 
 def _agreed(section: View) -> str:
@@ -295,57 +289,43 @@ def _marked(section: View) -> str:
     )
 
 
-def _side_by_side(sections: Sequence[View], per: str) -> dict[str, Any] | None:
-    """All notes per site, or per group, side by side; None without any."""
-    found = [section for section in sections if section["per"] == per]
-    if not found:
-        return None
-    columns = [_note_columns(section) for section in found]
-    rows = {section["name"]: {row["name"]: row for row in section["rows"]} for section in found}
-    names = in_order(name for known in rows.values() for name in known)
-    return {
-        "title": f"What the method notes per {per}: first, mean and last value.",
-        "of": capital(per),
-        "groups": [(section["label"], len(own)) for section, own in zip(found, columns, strict=True)],
-        "columns": [heading for own in columns for heading, _ in own],
-        "rows": [
-            {
-                "name": name or "all",
-                "marked": any((known.get(name) or {}).get("marked") for known in rows.values()),
-                "cells": [
-                    cell(rows[section["name"]][name]) if name in rows[section["name"]] else MISSING
-                    for section, own in zip(found, columns, strict=True)
-                    for _, cell in own
-                ],
-            }
-            for name in names
-        ],
-    }
+def _tables(run: View) -> list[Json]:
+    """All notes per round, site or group side by side, and a table of each two-fold note that is declared as one."""
+    made = []
+    for per in ("round", "site", "group"):
+        rows: dict[str, Json] = {}
+        marked = set[str]()
+        for note in (note for note in _shown(run) if note["per"] == per and "rows" in note):
+            decimals = digits(row[key] for row in note["rows"] for key in ("first", "last", "mean", "median"))
+            keys = ("mean", "last") if note["chart"] == "table" else ("first", "mean", "last")
+            for row in note["rows"]:
+                cells = rows.setdefault(row["name"] or "all", {capital(per): row["name"] or "all"})
+                start = f"{note['label']}, "
+                if note["mark_above"]:
+                    cells[f"{start}median"] = text(row["median"], decimals)
+                    cells[f"{start}times median"] = text(row["ratio"], 1)
+                    marked |= {row["name"]} if row["marked"] else set()
+                    continue
+                cells |= {start + key: text(row[key], decimals) for key in keys}
+                if note.get("agreement"):
+                    cells[f"{start}share of examples"] = text(row["data_share"], decimals)
+        title = f"What the method notes per {per}: first, mean and last value."
+        held = [rows[name] for name in in_order(rows)]
+        made += [shown(held, title, worst=marked)] if held else []
+    for note in (note for note in _shown(run) if note["chart"] == "table" and "table" in note):
+        table, (first, across) = note["table"], {"layer": ("Layer", "sites"), "cell": ("Site", "groups")}[note["per"]]
+        decimals = digits(value for row in table.values() for value in row.values())
+        columns = in_order(name for row in table.values() for name in row)
+        held = [{first: name, **{c: text(row.get(c), decimals) for c in columns}} for name, row in table.items()]
+        when = "mean over rounds" if note["over"] == "mean" else "last round"
+        made.append(shown(held, f"{note['label']}, {when}: {across} across.", f"{note['label']} table"))
+    return made
 
 
-def _note_columns(section: View) -> list[NoteColumn]:
-    decimals = digits(row[key] for row in section["rows"] for key in ("first", "last", "mean", "median"))
-
-    def numbers(key: str) -> Callable[[View], str]:
-        return lambda row: text(row[key], decimals)
-
-    if section["mark_above"]:
-        return [
-            ("median", numbers("median")),
-            ("times median", lambda row: text(row["ratio"], 1)),
-            ("marked", lambda row: "yes" if row["marked"] else ""),
-        ]
-    keys = ("mean", "last") if section["chart"] == "table" else ("first", "mean", "last")
-    shares = [("share of examples", numbers("data_share"))] if section.get("agreement") else []
-    return [(key, numbers(key)) for key in keys] + shares
-
-
-def _twofold_table(section: View) -> dict[str, Any]:
-    rows, (first, across) = section["table"], {"layer": ("Layer", "sites"), "cell": ("Site", "groups")}[section["per"]]
-    names = in_order(name for row in rows.values() for name in row)
-    decimals = digits(value for row in rows.values() for value in row.values())
-    when = "mean over rounds" if section["over"] == "mean" else "last round"
-    cells = {name: [text(row.get(column), decimals) for column in names] for name, row in rows.items()}
-    shown = [{"name": name, "marked": False, "cells": own} for name, own in cells.items()]
-    title = f"{section['label']}, {when}: {across} across."
-    return {"title": title, "of": first, "groups": [], "columns": names, "rows": shown}
+SECTION = Section(
+    "notes",
+    lambda run: f"What {run['method']['title']} reports",
+    tables=_tables,
+    sentence=_said,
+    figure=lambda run: [note_figure(run, section) for section in _shown(run)],
+)

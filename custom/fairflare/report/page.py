@@ -1,460 +1,59 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The pages of runs, of single hospitals and of comparisons."""
+"""The page of a run: the answer first, then its sections."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable
 from typing import Any
 
-from fairflare.core.errors import UserError
-from fairflare.core.validation import SITE
-from fairflare.core.validation import shown as quoted
-from fairflare.report import sanity_checks as learned
 from fairflare.report import sentences as words
-from fairflare.report.after import GAINS, LOSES
-from fairflare.report.audit_reader import PERSONAL, Trail
-from fairflare.report.compare import objective_words
-from fairflare.report.compare_tables import comparison_tables
-from fairflare.report.fairness import finite, mean
-from fairflare.report.groups import known_cells
-from fairflare.report.rows import USED, as_used, remark
-from fairflare.report.sanity_checks import trivial_of
-from fairflare.report.table_files import shown
-from fairflare.report.values import (
-    drawn,
-    in_order,
-    json_value,
-    label,
-    listing,
-    meaning,
-    number,
-    plural,
-    rendered,
-    signed,
-    text,
-    with_interval,
-)
+from fairflare.report.benefit import groups_harmed
+from fairflare.report.groups import group_words, opportunity
+from fairflare.report.rounds import metric_rounds, weight_rounds
+from fairflare.report.sanity_checks import verdict
+from fairflare.report.sections import quantities, sections
+from fairflare.report.shared_sets import KINDS, shared_test_points
+from fairflare.report.sites import final, in_grey, site_points
+from fairflare.report.values import capital, class_words, drawn, in_order, label, rendered, text
 
 Json = dict[str, Any]
-NONE: Json = {"mean": None}
-"""What a comparison of an earlier version has of a newer quantity."""
-COLUMNS = {
-    "mean": "Mean over sites",
-    "worst": "Worst site",
-    "trivial": "Without a network",
-    "gap": "Gap",
-    "std": "Spread (std)",
-    "clean": "Clean tests",
-    "corrupted": "Corrupted tests",
-    "group_disparity": "Disparity over groups",
-    "worst_group": "Worst group",
-    "calibration_worst": "Worst site: calibration in the large",
-    "brier_worst": "Worst site: Brier score",
-    "ece_worst": "Worst site: ECE",
-    "personal_mean": "Personal models: mean",
-    "personal_worst": "Personal models: worst site",
-    "personal_std": "Personal models: spread",
-    "shared_mean": "Shared model: mean",
-    "shared_worst": "Shared model: worst site",
-    "shared_std": "Shared model: spread",
-}
+FIGURES = (shared_test_points, metric_rounds, weight_rounds)
 
 
 def render_run(summary: Json) -> str:
-    from fairflare.report import figures
-    from fairflare.report.coefficients import forest
-    from fairflare.report.notes import noted
-    from fairflare.report.rows import number_table
+    from fairflare.report.clinical import per_thousand  # not above: it imports NumPy
 
-    draw = (figures.site_bars, figures.shared_test_bars, figures.metric_rounds, figures.weight_rounds)
-    notes, tests = noted(summary), summary["test_sets"]
-    means = {"mean of clean": tests["clean_mean"], "mean of corrupted": tests["corrupted_mean"]}
+    further = [one for one in quantities().values() if one.over and one.name not in ("mean", "worst")]
+    tests = summary["test_sets"]
+    means = {f"mean of {kind}": tests[f"{kind}_mean"] for kind in KINDS}
+    about = {
+        "metric": label(summary["headline"], summary),
+        "model": final(summary),
+        "in_grey": in_grey(summary),
+        "metrics": _metric_names(summary, (row["test"] for row in summary["sites"])),
+        "test_metrics": _metric_names(summary, (row["metrics"] for row in tests["rows"])),
+        "test_means": [{"name": name, "n": None, "metrics": found} for name, found in means.items() if found],
+    }
     return rendered(
         "run",
-        {"label": label, "class_words": words.class_words, "group_words": words.group_words},
+        {"label": label, "class_words": class_words, "group_words": group_words, "opportunity": opportunity},
         run=summary,
         study=words.study(summary),
         size=words.size(summary),
-        harm=words.groups_harmed(summary),
+        harm=groups_harmed(summary),
         not_concluded=words.not_concluded(summary),
         glossary=words.glossary(summary),
         opening=words.opening({**summary, "benefit": None}),  # which the answer above says
-        verdict=learned.verdict(summary),
-        figures=drawn(one(summary) for one in draw),
-        benefit_figures=drawn(figures.benefit_figures(summary)),
-        clinical_figures=drawn(figures.clinical_figures(summary.get("clinical") or {"rows": [], "stages": []})),
-        curve_figures=drawn(figures.curve_figures(summary.get("curves") or {"rows": []})),
-        coefficient_figures=drawn([forest(summary["coefficients"])] if "coefficients" in summary else []),
-        personal_figures=drawn([figures.personal_points(summary)]),
-        measured=number_table(summary["numbers"]),
-        noted={**notes, "figures": drawn(notes["figures"])},
-        groups=words.groups(summary),
-        opportunity=words.opportunity(summary),
-        metric=label(summary["headline"], summary),
-        metrics=_metric_names(summary, (row["test"] for row in summary["sites"])),
-        test_metrics=_metric_names(summary, (row["metrics"] for row in tests["rows"])),
-        test_means=[{"name": name, "n": None, "metrics": found} for name, found in means.items() if found],
-    )
-
-
-def render_edition(found: Json) -> str:
-    """The page of one site from its ``edition``, which holds nothing else; the same content gives the same bytes."""
-    from fairflare.report.figures import clinical_figures, edition_figures
-
-    clinic = found["clinical"] or {}
-    clinical = clinical_figures({"rows": [clinic["row"]], "stages": clinic["stages"]}) if clinic.get("row") else []
-    figures = {"figures": drawn(edition_figures(found)), "clinical_figures": drawn(clinical)}
-    return rendered("edition", {"label": label}, found=found, opening=opening(found), **figures)
-
-
-def render_compare(comparison: Json) -> str:
-    from fairflare.report.figures import forest, front_figure, method_points, tradeoff
-
-    figures = [draw(comparison) for draw in (method_points, forest, front_figure, tradeoff)]
-    methods = comparison["methods"]
-    return rendered(
-        "compare",
-        {"objective": objective_words},
-        found=comparison,
-        study=words.study(comparison),
-        opening=words.opening_compare(comparison),
-        differences=words.differences(comparison),
-        figures=drawn(figures),
-        tables=[shown(table) for table in comparison_tables(comparison)],
-        metric=label(comparison["headline"], comparison),
-        remark=" ".join(filter(None, (words.group_metric_words(comparison), remark(methods)))),
-        columns={
-            key: name
-            for key, name in COLUMNS.items()
-            if any((method.get(key) or NONE)["mean"] is not None for method in methods)
-        },
+        verdict=verdict(summary),
+        headline=words.headline(summary),
+        thousand=per_thousand(summary),
+        plot=drawn([site_points(summary)]),
+        figures=drawn(one(summary) for one in FIGURES),
+        sections=[{**one, **about} for section in sections().values() if (one := section.shown(summary))],
+        tiles={capital(one.label): text(one.value(summary)) for one in further},
+        **about,
     )
 
 
 def _metric_names(summary: Json, metrics: Iterable[Json]) -> dict[str, str]:
     return {name: label(name, summary) for name in in_order(name for found in metrics for name in found)}
-
-
-FORMAT = 1
-TEST = "test"
-
-
-def require_site(summary: Json, site: str) -> None:
-    known = [row["site"] for row in summary["sites"]]
-    if site not in known:
-        raise UserError(f"--site: expected one of {quoted(', '.join(known))}, got {quoted(site)}")
-    if not SITE.fullmatch(site):
-        raise UserError(f"--site: the run has a site {quoted(site)}, whose name can be no file's")
-
-
-def edition(summary: Json, trail: Trail, site: str) -> Json:
-    """The content of ``SITE.json``, from which the page is written.
-
-    Args:
-        trail: its records, with the results that the summary counts.
-
-    Returns:
-        format, site, what it is, sites (how many), run (method, task, rounds, status, seed), headline and metrics in
-        words; result: n, value, val, test (every metric), intervals, trivial, whose ("personal" or "shared" model) and
-        shared (the shared model's value where the site uses its own); standing: value and benefit, with sentences;
-        benefit: per metric the site's row and its groups' rows, None where the run did not ask, or why it has none;
-        rounds: round, value, weight, state and notes; others_rounds; groups; clinical; part: expected, accepted,
-        left_out, codes, weight and share; notes: name, label, meaning, mean; rule (what is said of others) and
-        provenance.
-    """
-    used = as_used(summary)
-    rows = {row["site"]: row for row in used["sites"]}
-    row, values = rows[site], {name: one["value"] for name, one in rows.items()}
-    found = {
-        "format": FORMAT,
-        "site": site,
-        "description": row["description"],
-        "sites": len(rows),
-        "run": _run(summary),
-        "headline": summary["headline"],
-        "metrics": summary["metrics"],
-        "higher_is_better": summary["higher_is_better"],
-        "result": _result(summary, used, trail, site),
-        "standing": _standing(summary, values, site),
-        "benefit": _benefit(summary.get("benefit"), site),
-        "rounds": [_round(one, trail, summary, site) for one in summary["rounds"]],
-        "others_rounds": over_rounds(summary["rounds"], "metric", site),
-        "groups": _groups(summary, trail, site),
-        "clinical": _clinical(summary, site),
-        "part": _part(summary, row, site),
-        "notes": _notes(summary, site),
-        "rule": RULE,
-        "provenance": {key: summary["provenance"][key] for key in ("model_sha256", "chain_head", "versions")},
-    }
-    return dict(json_value(found))
-
-
-def _run(summary: Json) -> Json:
-    task, method = summary["task"], summary["method"]
-    found = {"method": method["title"], "method_id": method["id"], "paper": method["paper"]}
-    found |= {key: task[key] for key in ("title", "id", "preset", "real", "simulated", "primary")}
-    found |= {key: summary[key] for key in ("status", "seed", "rounds_done", "rounds_planned")}
-    return {**found, "started": summary["timing"]["started"]}
-
-
-def _result(summary: Json, used: Json, trail: Trail, site: str) -> Json:
-    shared, row = (_own(found["sites"], site) or {} for found in (summary, used))
-    own = used is not summary and row is not shared
-    metric = summary["headline"]
-    return {
-        "n": number(((_splits(trail, site)).get("n") or {}).get(TEST)),
-        "value": row["value"],
-        "val": number(row["val"].get(metric)),
-        "test": row["test"],
-        "intervals": row["intervals"],
-        "trivial": trivial_of(summary, site),
-        "whose": PERSONAL if own or "counted" in summary else "shared",
-        "shared": shared["value"] if own else None,
-        "label": label(metric, summary),
-        "meaning": meaning(metric, summary),
-    }
-
-
-def _standing(summary: Json, values: Mapping[str, float | None], site: str) -> Json:
-    value, what, higher = standing(values, site), label(summary["headline"], summary), summary["higher_is_better"]
-    found: Json = {"value": {**value, "sentence": standing_sentence(value, what, higher)}}
-    joined = summary.get("benefit") or {}
-    one = (joined.get("metrics") or {}).get(joined.get("metric"))
-    if one:
-        gain = standing({row["site"]: row["benefit"] for row in one["sites"]}, site)
-        found["benefit"] = {**gain, "sentence": standing_sentence(gain, f"benefit in {one['label']}", True)}
-    return found
-
-
-def _benefit(joined: Json | None, site: str) -> Json | None:
-    if not joined:
-        return None
-    metrics = {}
-    for name, one in joined["metrics"].items():
-        groups = [row for row in one["groups"] if row["site"] == site]
-        told = {key: one[key] for key in ("label", "higher_is_better")}
-        metrics[name] = {**told, "row": _own(one["sites"], site), "groups": groups}
-    why = joined["rejected"].get(site) or {}
-    about = {key: joined[key] for key in ("metric", "trainer", "draws", "level")}
-    return {**about, "metrics": metrics, "rejected": why.get("code")}
-
-
-def _round(row: Json, trail: Trail, summary: Json, site: str) -> Json:
-    """The site's part of a round; its weight only where enough others were part of it, too."""
-    record = next(one for one in trail.rounds if one["round"] == row["round"])
-    accepted, rejected = record.get("accepted") or {}, record.get("rejected") or {}
-    others = len(set(finite(row["weights"])) - {site})
-    absent = "not asked" if "selected" in record and site not in record["selected"] else "absent"
-    weight = row["weights"].get(site) if enough(others) else None
-    state = "accepted" if site in accepted else (rejected.get(site) or {}).get("code") or absent
-    return {"round": row["round"], "value": row["metric"].get(site), "weight": weight, "state": state}
-
-
-def _groups(summary: Json, trail: Trail, site: str) -> Json | None:
-    """The site's own cells, which it has sent; None where the run has no groups."""
-    section = summary.get("groups")
-    if not section:
-        return None
-    splits = _splits(trail, site)
-    own = splits.get(PERSONAL) or {} if summary.get(USED) == PERSONAL else {}
-    cells = known_cells(((own or splits).get("groups") or {}).get(TEST) or {})
-    rows = [{"group": name, "n": n, "value": value} for name, (n, value) in cells.items()]
-    about = {key: section[key] for key in ("by", "min_count", "metric")}
-    return {**about, "label": label(section["metric"], summary), "rows": rows, "expected": len(section["rows"])}
-
-
-def _clinical(summary: Json, site: str) -> Json | None:
-    if not (section := summary.get("clinical")):
-        return None
-    cells = [cell for cell in section["cells"] if cell["site"] == site]
-    about = {key: section[key] for key in ("event", "threshold", "min_count", "step", "in_use", "stages")}
-    about["event"] = about["event"] and words.class_words(about["event"], summary)
-    return {**about, "row": _own(section["rows"], site), "groups": cells}
-
-
-def _part(summary: Json, row: Json, site: str) -> Json:
-    others = len(summary["sites"]) - 1
-    known = sum(one["n_examples"] is not None for one in summary["sites"] if one["site"] != site)
-    each = [one["weights"] for one in summary["rounds"] if site in one["weights"]]
-    weights = [one[site] for one in each if enough(len(set(finite(one)) - {site}))]
-    found = {key: row[key] for key in ("expected", "accepted", "n_examples")}
-    found |= {"left_out": row["expected"] - row["accepted"], "codes": row["codes"], "weight": mean(weights)}
-    equal, share = 1 / len(summary["sites"]) if enough(others) else None, row["data_share"] if enough(known) else None
-    return {**found, "equal": equal, "share": share}
-
-
-def _notes(summary: Json, site: str) -> list[Json]:
-    """What the method's rule notes of the site; shares of a whole only where enough others have the rest."""
-    found = []
-    for note in summary["notes"]:
-        if note["per"] != "site" or "rows" not in note:
-            continue
-        own = _own(note["rows"], site, "name")
-        if own is not None and (not note["shares"] or enough(len(note["rows"]) - 1)):
-            found.append({**{key: note[key] for key in ("name", "label", "unit", "meaning")}, "mean": own["mean"]})
-    return found
-
-
-def _own(rows: Iterable[Json], site: str, key: str = "site") -> Json | None:
-    return next((row for row in rows if row[key] == site), None)
-
-
-def _splits(trail: Trail, site: str) -> Mapping[str, Any]:
-    found: Mapping[str, Any] = (trail.evaluation.get("sites") or {}).get(site) or {}
-    return found
-
-
-LEAST = 3
-"""Hospitals that every number about others is a mean over."""
-DIGITS = 2
-"""Decimals that such a number has."""
-PARTS, NOBODY = ("lowest", "middle", "highest"), "no other hospital has"
-RULE = (
-    "Other hospitals have no names here, and no number is of one of them: each is a mean over at least "
-    f"{LEAST} others, with {DIGITS} decimals. Where there are fewer, nothing is said of them, and the hospital's "
-    "weight and share of the examples are left out too, as theirs would follow from these. Curves of others are over "
-    "the same hospitals in every round. Hospitals that put their pages together can learn more than each page says."
-)
-
-
-def enough(others: int) -> bool:
-    return others >= LEAST
-
-
-def standing(values: Mapping[str, float | None], site: str) -> Json:
-    """Where a site's value lies among those of all.
-
-    Returns:
-        own; others: how many have a value; mean: theirs; halves: means of the lower and of the upper half of them, from
-        ``2 * LEAST`` others on; part: which of ``PARTS`` of all values the own one is in, from then on. None instead of
-        what may not be said.
-    """
-    known = finite(values)
-    own, others = known.pop(site, None), sorted(known.values())
-    found: Json = {"own": own, "others": len(others), "mean": None, "halves": None, "part": None}
-    if not enough(len(others)):
-        return found
-    found["mean"] = _rounded_mean(others)
-    if len(others) >= 2 * LEAST:
-        middle = len(others) // 2
-        found["halves"] = [_rounded_mean(others[:middle]), _rounded_mean(others[middle:])]
-        if own is not None:  # by the share of the others that lie below, ties counting half
-            below = sum((value < own) + (value == own) / 2 for value in others)
-            found["part"] = PARTS[min(2, int(3 * below / len(others)))]
-    return found
-
-
-def standing_sentence(found: Mapping[str, Any], what: str, higher_is_better: bool) -> str:
-    """ "On average over the 7 others it is 0.81; yours is lower (worse)." in the words that may be said."""
-    others = found["others"]
-    if found["mean"] is None:
-        few = f"only {plural(others, 'other hospital has', 'other hospitals have')}" if others else NOBODY
-        return f"How other hospitals do is not said: {few} a result."
-    said = f"On average over {others} other hospitals the {what} is {text(found['mean'], DIGITS)}"
-    if found["halves"]:
-        low, high = (text(value, DIGITS) for value in found["halves"])
-        said += f", {low} over the lower half of them and {high} over the upper half"
-    own = found["own"]
-    if own is None:
-        return f"{said}."
-    if found["part"]:
-        return f"{said}; this hospital's is in the {found['part']} third of all."
-    if round(own, DIGITS) == found["mean"]:
-        return f"{said}, as here."
-    lower = own < found["mean"]
-    better = lower != higher_is_better
-    return f"{said}; here it is {'lower' if lower else 'higher'}, which is {'better' if better else 'worse'}."
-
-
-def over_rounds(rows: Sequence[Mapping[str, Any]], part: str, site: str) -> list[float | None]:
-    """The others' mean in every round, over the hospitals that have a value in all of them; [] where these are too few.
-
-    With other hospitals in one round than in the next the difference would tell of a single one.
-    """
-    each = [set(finite(row[part])) - {site} for row in rows]
-    always = sorted(set.intersection(*each)) if each else []
-    if not enough(len(always)):
-        return []
-    return [_rounded_mean([row[part][name] for name in always]) for row in rows]
-
-
-def _rounded_mean(values: Sequence[float]) -> float | None:
-    found = mean(values)
-    return None if found is None else round(found, DIGITS)
-
-
-AWAY = {"absent": "did not answer", "no_answer": "did not answer in time", "late": "answered too late"}
-AWAY |= {"not asked": "was not asked, as the plan of the rounds said"}
-"""What reasons say to people; others are named by their codes."""
-
-
-def opening(found: Json) -> list[list[str]]:
-    """Paragraphs: the benefit of joining, how well the model does here and elsewhere, and how the site took part."""
-    return [said for said in (_joining(found), _result_words(found), _taking_part(found)) if said]
-
-
-def _joining(found: Json) -> list[str]:
-    joined, site = found["benefit"], found["site"]
-    if joined is None:
-        rest = f"it does not report the benefit of joining for {site}"
-        return [f"No model was trained at {site} alone in this run, so {rest}."]
-    told = [one for one in joined["metrics"].values() if one["row"] and one["row"]["verdict"]]
-    if not told:
-        why = f" ({joined['rejected']})" if joined["rejected"] else ""
-        return [f"The benefit of joining for {site} is not known: it sent no answer that may be told{why}."]
-    said = [_verdict(one["row"], one["label"], site) for one in told[:1]]
-    more = [f"{one['label']} {one['row']['verdict']} ({with_interval(one['row'], 'benefit')})" for one in told[1:]]
-    said += [f"By other measures: {listing(more)}."] if more else []
-    if standing := found["standing"].get("benefit"):
-        said += [standing["sentence"]] if standing["mean"] is not None else []
-    return said
-
-
-def _verdict(row: Json, what: str, site: str) -> str:
-    n = plural(int(row["n"]), "patient") if row["n"] else "patients"
-    held = f"{what} {text(row['federated'])} after joining, {text(row['solo'])} with the model trained at {site} alone"
-    if row["low"] is None:
-        return f"It cannot be told whether joining helps the patients of {site}: on {n} {held}; there is no interval."
-    ends = f"difference {signed(row['benefit'])}, 95 % interval {signed(row['low'])} to {signed(row['high'])}"
-    kind = {GAINS: f"Joining helps the patients of {site}", LOSES: f"Joining harms the patients of {site}"}
-    lead = kind.get(row["verdict"], f"It cannot be told whether joining helps or harms the patients of {site}")
-    return f"{lead}: on {n} {held} ({ends}; above 0 joining is better)."
-
-
-def _result_words(found: Json) -> list[str]:
-    result, site = found["result"], found["site"]
-    if result["value"] is None:
-        return [f"There is no result of a final model on test patients of {site}."]
-    whose = "its own model" if result["whose"] == PERSONAL else "the federation's model"
-    n = f" on {plural(int(result['n']), 'test example')}" if result["n"] else ""
-    explained = f" ({result['meaning']})" if result["meaning"] else ""
-    sure = ""
-    if interval := result["intervals"].get(found["headline"]):
-        low, high = (text(interval[end]) for end in ("low", "high"))
-        sure = f", 95 % interval {low} to {high} over its test patients"
-    said = [f"At {site} {whose} has this {result['label']}: {text(result['value'])}{n}{explained}{sure}."]
-    if result["shared"] is not None:
-        said.append(f"The shared model, which {site} does not use, reaches {text(result['shared'])}.")
-    if (trivial := result["trivial"]) is not None:
-        better = result["value"] > trivial if found["higher_is_better"] else result["value"] < trivial
-        no_better = f"That is no better than an answer that needs no network ({text(trivial)})."
-        said.append(f"An answer that needs no network reaches {text(trivial)}." if better else no_better)
-    return [*said, found["standing"]["value"]["sentence"]]
-
-
-def _taking_part(found: Json) -> list[str]:
-    part, site = found["part"], found["site"]
-    if not part["expected"]:
-        return [f"{site} was asked in no round."]
-    rounds = plural(part["expected"], "round")
-    if not part["left_out"]:
-        said = [f"{site} took part in all {rounds} in which it was asked."]
-    else:
-        why = listing(f"{AWAY.get(code, code)} ({count})" for code, count in part["codes"].items())
-        named = f": {why}" if why else ""
-        said = [f"{site} was left out of {part['left_out']} of the {rounds} in which it was asked{named}."]
-    if part["weight"] is not None:
-        share = "" if part["share"] is None else f"; it holds {text(part['share'], 2)} of the training examples"
-        equal = f"{text(part['equal'], 2)} would be equal shares"
-        said.append(f"Its mean weight in the shared model was {text(part['weight'], 2)} ({equal}){share}.")
-    return said

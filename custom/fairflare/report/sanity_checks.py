@@ -22,13 +22,20 @@ from typing import Any
 from fairflare.core.metric import named
 from fairflare.report.audit_reader import Trail
 from fairflare.report.fairness import mean, mean_ci
+from fairflare.report.section import Quantity
 from fairflare.report.values import chance, label, number, plural, text, with_interval
 
 Json = dict[str, Any]
 TRIVIAL = "trivial"
 """Key of an evaluation in the log."""
-QUANTITIES = {"trivial": "mean over sites, without a network"}
-"""What a comparison of methods says of it, with its name in a table."""
+QUANTITIES = (
+    Quantity(
+        "trivial",
+        "mean over sites, without a network",
+        lambda run: (run.get("learned") or {}).get("trivial"),
+        column="Without a network",
+    ),
+)
 GAIN = 0.01
 """Share of the baseline's value: a gain that is surely less is nothing learned."""
 LOSS_KEYS, HEADLINE_KEYS = ("loss", "trivial_loss"), ("model", "trivial")
@@ -78,10 +85,6 @@ def learned_section(
     found |= {"better": sum(better), "compared": len(better)}
     found |= {"trivial": mean(row["trivial"] for row in held), "rows": held}
     return {**found, "trend": trend, "still_improving": trend is not None}
-
-
-def learned_quantities(run: Json) -> dict[str, float | None]:
-    return {"trivial": (run.get("learned") or {}).get("trivial")}
 
 
 def trivial_of(summary: Json, site: str) -> float | None:

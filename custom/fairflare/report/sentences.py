@@ -1,21 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The sentences of the reports, computed from the numbers and for a reader who does not train models."""
+"""The sentences of a run's first screen, computed from the numbers, for a reader who does not train models."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from itertools import product
 from typing import Any
 
 from fairflare.report import sanity_checks as learned
-from fairflare.report.compare import drawn_words, objective_words, same_objective
-from fairflare.report.fairness import EXACT_TO, LEVEL, seeds_needed, sentence
-from fairflare.report.rows import remark
-from fairflare.report.values import capital, chance, class_words, ends, label, listing, meaning, plural, text
+from fairflare.report.values import capital, chance, ends, label, listing, meaning, plural, text
 
 Json = Mapping[str, Any]
-JUDGED = {"worst": "worst site", "mean": "mean over sites"}
-"""The quantities of a comparison that a sentence judges."""
 MOST_NAMED, SHOWN = 12, 3
 """Sites that a sentence names, and of more than that how many."""
 
@@ -36,16 +30,6 @@ def opening(summary: Json) -> list[str]:
 
 FEW = 30
 """Validation patients below which what a validation split says is mostly noise."""
-SHOWN_GROUPS = 4
-
-
-def group_words(name: str, summary: Json) -> str:
-    """A group of patients, its class as ``class_words`` has it."""
-    by = [key.strip() for key in str((summary.get("groups") or {}).get("by") or "").split("+")]
-    parts = name.split(", ")
-    if "label" not in by or len(parts) != len(by):
-        return name
-    return ", ".join(class_words(part, summary) if key == "label" else part for key, part in zip(by, parts))
 
 
 def study(summary: Json) -> str:
@@ -55,40 +39,21 @@ def study(summary: Json) -> str:
     return f"Predicting {options['label']}" if own else str(task.get("title") or task.get("id") or "unnamed task")
 
 
+def headline(summary: Json) -> str:
+    """What the page says first: "Predicting died: AUC 0.74 on average, 0.02 at West"."""
+    fairness, metric = summary["fairness"], label(summary["headline"], summary)
+    if fairness["mean"] is None:
+        return f"{study(summary)}: does it serve every site?"
+    found = f"{study(summary)}: {metric} {text(fairness['mean'], 2)} on average"
+    return f"{found}, {text(fairness['worst']['value'], 2)} at {fairness['worst']['site']}"
+
+
 def size(summary: Json) -> str:
     """ "4 sites; 546 training and 230 test patients": as far as the log says it."""
     known = {"training": "n_examples", "test": "n_test"}
     sums = {split: sum(row.get(key) or 0 for row in summary["sites"]) for split, key in known.items()}
     told = listing(f"{n:.0f} {split}" for split, n in sums.items() if n)
     return plural(len(summary["sites"]), "site") + (f"; {told} patients" if told else "")
-
-
-def groups_harmed(summary: Json) -> Json:
-    """Which groups of patients at a site lose by joining, by the interval; the furthest first.
-
-    Returns:
-        said: in a sentence; rows: group, site, metric (in words) and the row of ``benefit_section``.
-    """
-    found = (summary.get("benefit") or {}).get("metrics") or {}
-    by_outcome = (summary.get("groups") or {}).get("by") == "label"  # what an outcome makes is no group of patients
-    held = [] if by_outcome else [(row, one["label"]) for one in found.values() for row in one["groups"]]
-    known = ((row, name) for row, name in held if row["verdict"] is not None)
-    told = [{**row, "group": group_words(row["group"], summary), "metric": label} for row, label in known]
-    harmed = sorted((row for row in told if row["verdict"] == "loses"), key=lambda row: (row["benefit"], row["site"]))
-    looked = len({(row["group"], row["site"]) for row in told})
-    lose = len({(row["group"], row["site"]) for row in harmed})
-    if not found:
-        said = "Whether a group of patients is harmed by joining was not measured."
-    elif by_outcome:
-        said = "Patients were not grouped but by their outcome: whether joining harms a group was not measured."
-    elif not told:
-        said = "No group of patients could be told of: whether one is harmed by joining is not known."
-    elif not harmed:
-        said = f"None of {looked} groups of patients at a site loses by joining, by the interval."
-    else:
-        lost = "loses" if lose == 1 else "lose"
-        said = f"{lose} of {looked} groups of patients at a site {lost} by joining, by the interval:"
-    return {"said": said, "rows": harmed[:SHOWN_GROUPS], "more": max(0, len(harmed) - SHOWN_GROUPS)}
 
 
 def not_concluded(summary: Json) -> list[str]:
@@ -286,130 +251,3 @@ def _late(summary: Json) -> list[str]:
         f"{rounds}, and what came later was not used: {listing(who)}. Who is late is not a matter of chance: the model "
         "learns less from slower sites, and may serve their patients less well."
     ]
-
-
-def groups(summary: Json) -> list[str]:
-    """Paragraphs on the groups of patients: spread, worst, other mixtures; and what was held back. [] for none."""
-    found = summary["groups"]
-    if not found:
-        return []
-    spread = _spread(found, label(found["metric"], summary))
-    if found["unseen"]:
-        ends_of = listing(f"{text(case['value'])} (rho = {case['rho']:g})" for case in found["unseen"])
-        spread.append(
-            f"A population with equally large groups would get {text(found['uniform'])}; the worst mixture of groups "
-            f"within a chi-square distance rho of equal sizes would get {ends_of}; the worst group alone gets "
-            f"{text(found['worst']['value'])}."
-        )
-    return [said for said in (" ".join(spread), _held_back(found)) if said]
-
-
-def _spread(found: Json, metric: str) -> list[str]:
-    lowest = found["worst"]
-    if lowest["group"] is None:
-        return []
-    sentences = [f"The model's {metric} is lowest in the group {lowest['group']} ({text(lowest['value'])})."]
-    if found["disparity"]["sample"] is not None:
-        sentences.append(
-            f"The disparity, the standard deviation over groups, is {text(found['disparity']['sample'])} with ddof 1 "
-            f"(as FedUFO prints it) and {text(found['disparity']['population'])} with ddof 0."
-        )
-    return sentences
-
-
-def _held_back(found: Json) -> str:
-    expected, sent, least = found["cells"]["expected"], found["cells"]["sent"], found["min_count"]
-    if least is None:
-        return "" if sent else "min_count is none: sites send no numbers of groups."
-    missing = "all of them came" if sent == expected else f"{expected - sent} of {expected} are missing"
-    return (
-        f"A site sends a group's number only from {plural(least, 'example')} on (min_count), keeps back further groups "
-        f"from which a smaller one would follow, and has none for an empty group: {missing}. The pooled values cover "
-        "what was sent."
-    )
-
-
-def opportunity(summary: Json) -> str:
-    found = (summary["groups"] or {}).get("equal_opportunity")
-    if not found:
-        return ""
-    which = f"of the class {found['positive']}" if found["positive"] else "largest over the classes"
-    attribute = listing(key.strip() for key in summary["groups"]["by"].split("+") if key.strip() != "label")
-    return (
-        f"Equal opportunity compares how often members of one class are recognised (true-positive rate) across "
-        f"{attribute}. EO gap {which}: {text(found['gap'])}; worst true-positive rate: "
-        f"{text(found['worst_tpr'])}."
-    )
-
-
-def opening_compare(comparison: Json) -> list[str]:
-    """What the comparison shows first: which method is best on average and at the worst site, over how many seeds.
-
-    Only among methods that were trained under one objective is one named best.
-    """
-    methods, seeds = comparison["methods"], comparison["seeds"]
-    found = [f"{plural(len(methods), 'method')} were run on the same data with {plural(len(seeds), 'matched seed')}."]
-    found.append(f"{capital(drawn_words(comparison))}.")
-    alike: dict[str, list[Json]] = {}
-    for method in methods:
-        alike.setdefault(objective_words(method), []).append(method)
-    if len(alike) > 1:
-        how = "; ".join(f"{listing(method['label'] for method in some)}: {words}" for words, some in alike.items())
-        found.append(
-            f"Not all were trained under one objective ({how}), so none is named best of all: a difference may come "
-            "from the training as well as from the method."
-        )
-    for words, some in alike.items():
-        if len(some) > 1 or len(alike) == 1:
-            found += _best(comparison, some, f" with {words}" if words else "")
-    found += [said] if (said := remark(methods)) else []
-    if len(seeds) < 2:
-        found.append("With one seed no difference below can be distinguished from chance.")
-    return found
-
-
-def _best(comparison: Json, methods: Sequence[Json], among: str) -> list[str]:
-    metric, pick = label(comparison["headline"], comparison), max if comparison["higher_is_better"] else min
-    found = []
-    for quantity, where in (("mean", "on average over the sites"), ("worst", "at the worst site")):
-        known = [method for method in methods if method[quantity]["mean"] is not None]
-        if known:
-            top = pick(known, key=lambda method: method[quantity]["mean"])
-            found.append(f"The best {metric} {where}{among}: {top['label']} with {text(top[quantity]['mean'])}.")
-    return found
-
-
-def group_metric_words(comparison: Json) -> str:
-    """In what groups of patients are compared, in one sentence; "" where that is the headline, or nothing is said."""
-    metric = comparison.get("group_metric")
-    told = any((method.get("worst_group") or {}).get("mean") is not None for method in comparison["methods"])
-    if not told or metric in (None, comparison["headline"]):
-        return ""
-    return f"Groups of patients are compared in the {label(metric, comparison)}, of which more is better."
-
-
-def differences(comparison: Json) -> list[str]:
-    """Sentences per method after the first: how its worst site and its mean differ from the first's, how surely.
-
-    Of several methods the last sentence says which correction the verdicts have.
-    """
-    found = []
-    for method, (name, what) in product(comparison["methods"][1:], JUDGED.items()):
-        said = sentence(method["label"], comparison["reference"], what, method["versus_first"][name])
-        other = f" It was trained under another objective ({objective_words(method)})."
-        found.append(said if same_objective(comparison, method) else said + other)
-    return found + _correction(comparison)
-
-
-def _correction(comparison: Json) -> list[str]:
-    """The rule behind "better" and "worse", and how many seeds it needs; [] where nothing is compared."""
-    held = [method["versus_first"]["worst"] for method in comparison["methods"][1:]]
-    count = sum(found.get("p_holm") is not None for found in held)
-    if not count:
-        return []
-    of = f"after Holm's correction over {count} comparisons" if count > 1 else "by interval and sign-flip test"
-    said = f"Better and worse are said {of}: only where the interval excludes zero and p is at most {LEVEL:g}."
-    seeds, needed = len(comparison["seeds"]), seeds_needed(count)
-    if seeds >= needed or seeds > EXACT_TO:
-        return [said]
-    return [f"{said} With {plural(seeds, 'seed')} that p is never so small: {needed} seeds are needed to tell any."]

@@ -6,15 +6,20 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from fairflare.core.findings import CODES, LEVELS
 from fairflare.core.settings import flat
-from fairflare.report import rows as table_rows
-from fairflare.report.after import after_sections, benefit_section, risk_section
+from fairflare.report import numbers, personal, rounds
+from fairflare.report.after import after_sections
 from fairflare.report.audit_reader import PERSONAL, Trail, read_trail, timing, traffic
-from fairflare.report.fairness import describe, mean
+from fairflare.report.benefit import benefit_section
+from fairflare.report.chosen import CHOSEN_CAVEAT, chosen_section
+from fairflare.report.fairness import describe
 from fairflare.report.groups import group_section
+from fairflare.report.membership import risk_section
 from fairflare.report.notes import note_sections
+from fairflare.report.preflight import preflight_section
 from fairflare.report.sanity_checks import learned_section, trivial_of
+from fairflare.report.shared_sets import test_sets_section
+from fairflare.report.sites import site_rows
 from fairflare.report.values import higher_is_better, in_order, json_value, number, stop
 
 FORMAT = 2
@@ -62,17 +67,18 @@ def summarise(config: Json, entries: Iterable[Mapping[str, Any]]) -> Json:
         status, reason, headline, metrics (in words), higher_is_better, method, task, training, seed, fairness (final
         model, each site's test split), sites (one row each), rounds (weights and headline metric of the received model,
         per site), contributions, test_sets, preflight, learned and personal (see there), after
-        (``after.after_sections``), benefit (``after.benefit_section``, None where the run did not ask), clinical
+        (``after.after_sections``), benefit (``benefit.benefit_section``, None where the run did not ask), clinical
         (``clinical.clinical_section``) and
-        groups (None where the run has none), numbers of the sites (``rows.number_sections``), notes of the rule
+        groups (None where the run has none), numbers of the sites (``numbers.number_sections``), notes of the rule
         (``notes.note_sections``), timing, traffic, provenance and caveats; counted: "personal" where the results are
         those of the sites' own models; used: "personal" where sites use such, of which ``personal`` then has "groups",
-        too; curves: only of a run about times (``clinical.curves_section``); risk: only
+        too; curves: only of a run about times (``survival.curves_section``); risk: only
         where membership was attacked (``membership.risk_section``); unlike: only where a site's numbers do not fit
-        (``rows.unlike``); bounds: only where they acted on a site (``rows.bounds_rows``); chosen: only of a run that
-        chooses its best model (``chosen_section``).
+        (``numbers.unlike``); bounds: only where they acted on a site (``numbers.bounds_rows``); chosen: only of a run
+        that chooses its best model (``chosen_section``).
     """
-    from fairflare.report.clinical import clinical_section, curves_section  # what lists methods imports no NumPy
+    from fairflare.report.clinical import clinical_section  # what lists methods imports no NumPy
+    from fairflare.report.survival import curves_section
 
     whole = read_trail(entries)
     trail = _counted(config, whole)
@@ -84,11 +90,11 @@ def summarise(config: Json, entries: Iterable[Mapping[str, Any]]) -> Json:
     higher = higher_is_better(headline, about)
     counts_own = about.get("counted") == PERSONAL
     counted = trail.of_own_models() if counts_own else trail
-    rows = table_rows.site_rows(counted, sites, described, headline)
+    rows = site_rows(counted, sites, described, headline)
     values = {row["site"]: row["value"] for row in rows}
-    personal = table_rows.personal_section(trail, sites, headline, higher)
-    used = table_rows.used_models(config, personal)
-    in_use = table_rows.own_rows(rows, personal) if personal and used else rows
+    own = personal.personal_section(trail, sites, headline, higher)
+    used = personal.used_models(config, own)
+    in_use = personal.own_rows(rows, own) if own and used else rows
     summary = {
         "format": FORMAT,
         "status": trail.status,
@@ -99,17 +105,17 @@ def summarise(config: Json, entries: Iterable[Mapping[str, Any]]) -> Json:
         **_identity(config, about, trail),
         "fairness": {"metric": headline, "split": "test", **describe(values, higher)},
         "sites": rows,
-        "rounds": [table_rows.round_row(record, headline, higher) for record in trail.rounds],
-        "contributions": table_rows.contributions(trail),
-        "test_sets": {**_test_sets(trail, headline), "last": last_rounds(trail.scored, about.get("table_sets") or {})},
+        "rounds": [rounds.round_row(record, headline, higher) for record in trail.rounds],
+        "contributions": rounds.contributions(trail),
+        "test_sets": test_sets_section(trail, headline, about.get("table_sets") or {}),
         "preflight": preflight_section(trail),
         "learned": learned_section(whole, in_use, headline, higher, about, as_is),
-        "personal": personal,
+        "personal": own,
         "after": after_sections(trail, sites),
         "benefit": benefit_section(trail, sites, about),
         "clinical": clinical_section(trail.with_clinical_of(whole), config, about, sites),
         "groups": group_section(counted, config, about),
-        "numbers": table_rows.number_sections(trail, sites, about.get("numbers") or {}),
+        "numbers": numbers.number_sections(trail, sites, about.get("numbers") or {}),
         "notes": note_sections(trail, {row["site"]: row["data_share"] for row in rows}),
         "timing": timing(trail),
         "traffic": traffic(trail),
@@ -131,9 +137,9 @@ def summarise(config: Json, entries: Iterable[Mapping[str, Any]]) -> Json:
         "site_privacy": trail.start.get("site_privacy"),
         "risk": risk_section(trail, sites),
         "used": PERSONAL if used else None,
-        "unlike": table_rows.unlike(trail),
-        "bounds": table_rows.bounds_rows(trail),
-        "chosen": table_rows.chosen_section(whole, config, sites, headline, higher),
+        "unlike": numbers.unlike(trail),
+        "bounds": numbers.bounds_rows(trail),
+        "chosen": chosen_section(whole, config, sites, headline, higher),
     }
     summary |= {key: found for key, found in sometimes.items() if found}
     if used:
@@ -214,18 +220,6 @@ def _identity(config: Json, about: Json, trail: Trail) -> Json:
     }
 
 
-def _test_sets(trail: Trail, headline: str) -> Json:
-    """Rows, and unweighted means of each metric over the clean and the corrupted sets that have it."""
-    rows, means = [], {}
-    for name, found in trail.test_sets().items():
-        metrics, about = found.get("metrics") or {}, {"corrupted": bool(found.get("corrupted")), "n": found.get("n")}
-        rows.append({"name": name, **about, "value": number(metrics.get(headline)), "metrics": metrics})
-    for kind, corrupted in (("clean_mean", False), ("corrupted_mean", True)):
-        each = [row["metrics"] for row in rows if row["corrupted"] is corrupted]
-        means[kind] = {name: mean(m.get(name) for m in each) for name in sorted({name for m in each for name in m})}
-    return {"rows": rows, **means}
-
-
 def other_labels(summary: Json) -> bool:
     """Whether the headline is a mean over labels, and not over the same ones at every site."""
     known = (frozenset(name for name in row["test"] if name.startswith("auc_")) for row in summary["sites"])
@@ -243,9 +237,9 @@ def _caveats(summary: Json) -> list[str]:
         (summary["fairness"]["ci"]["low"] is not None, CI_CAVEAT),
         (other_labels(summary), LABELS_CAVEAT),
         (len(summary["sites"]) <= 10, "With ten sites or fewer the bottom decile is the worst site."),
-        ((summary.get("chosen") or {}).get("headline") == "best", table_rows.CHOSEN_CAVEAT),
-        (summary["personal"] is not None and "counted" not in summary, table_rows.CAVEAT),
-        ("counted" in summary, table_rows.OWN_CAVEAT),
+        ((summary.get("chosen") or {}).get("headline") == "best", CHOSEN_CAVEAT),
+        (summary["personal"] is not None and "counted" not in summary, personal.CAVEAT),
+        ("counted" in summary, personal.OWN_CAVEAT),
         (method.get("selector") == POOL, POOLED_CAVEAT),
         (method.get("trainer") == PRIVATE, PRIVATE_CAVEAT),
         (method.get("trainer") == PRIVATE and (method["settings"] or {}).get("trainer.draws") == "seed", SEEDED_CAVEAT),
@@ -253,18 +247,6 @@ def _caveats(summary: Json) -> list[str]:
         (True, WEIGHTS_CAVEAT),
     )
     return [sentence for holds, sentence in candidates if holds]
-
-
-def preflight_section(trail: Trail) -> list[Json]:
-    """What preflight found: rows of site, level, split, count and meaning, errors first; the last look counts."""
-    looked = (trail.resumes[-1] if trail.resumes else trail.start).get("preflight") or {}
-    rows = []
-    for site in in_order(looked):
-        for found in (looked[site] or {}).get("findings") or ():
-            about = {key: found.get(key) for key in ("level", "split", "count", "code")}
-            meaning = CODES.get(str(found.get("code")), "not known to this version")
-            rows.append({"site": site, **about, "meaning": meaning})
-    return sorted(rows, key=lambda row: LEVELS.index(row["level"]) if row["level"] in LEVELS else len(LEVELS))
 
 
 def report_json(summary: Json, entries: Sequence[Mapping[str, Any]]) -> Json:
@@ -307,26 +289,6 @@ def report_json(summary: Json, entries: Sequence[Mapping[str, Any]]) -> Json:
     )
 
 
-def last_rounds(rounds: Sequence[Mapping[str, Any]], table_sets: Mapping[str, str]) -> Json:
-    """Metrics on the task's two table test sets, mean over the last rounds that were scored (FedISM+'s tables: five).
-
-    Args:
-        table_sets: "clean" and "corrupted" -> the test set's name; empty where the task has none.
-
-    Returns:
-        rounds (how many), names, clean and corrupted (the means), and, where there are such sets, values ("clean"
-        and "corrupted" -> metrics of each).
-    """
-    by_round = {record["round"]: record["test_sets"] for record in rounds if record.get("test_sets")}
-    found: Json = {"rounds": len(by_round), "names": dict(table_sets), "clean": None, "corrupted": None}
-    for kind, name in table_sets.items():
-        scores = [sets[name]["metrics"] for _, sets in sorted(by_round.items()) if name in sets]
-        found.setdefault("values", {})[kind] = scores
-        names = set.intersection(*map(set, scores)) if scores else set()
-        found[kind] = {m: sum(s[m] for s in scores) / len(scores) for m in sorted(names)} or None
-    return found
-
-
 def _sites_json(summary: Json, entries: Sequence[Mapping[str, Any]]) -> Json:
     sent: Json = next((e["sites"] for e in reversed(entries) if e["event"] == "evaluation"), {})
     sizes = {site: found.get("n") or {} for site, found in sent.items()}
@@ -340,7 +302,7 @@ def _sites_json(summary: Json, entries: Sequence[Mapping[str, Any]]) -> Json:
             "n_val": sizes.get(row["site"], {}).get("val"),
             "val_metrics": row["val"],
             "trivial": trivial_of(summary, row["site"]),
-            **table_rows.personal_of(summary, row["site"]),
+            **personal.personal_of(summary, row["site"]),
             "weight": [record["weights"].get(row["site"]) for record in summary["rounds"]],
         }
         for row in summary["sites"]

@@ -13,14 +13,17 @@ import re
 import textwrap
 import xml.etree.ElementTree as ET
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeAlias
 
-from fairflare.report.values import text
+from fairflare.report.values import Estimate
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
+    import matplotlib.axes
+    import matplotlib.figure
 
+Axes: TypeAlias = "matplotlib.axes.Axes"
+Figure: TypeAlias = "matplotlib.figure.Figure"
 
 WIDTH = 4.9
 """Inches; at 72 units per inch the figure is about as wide as a phone's screen, so that its text is read unscaled."""
@@ -149,41 +152,112 @@ def _prefixed(name: str, value: str, key: str) -> str:
 DASHES = (0, (4, 3))
 MANY = 60
 """Sites above which figures show how they are spread instead of each of them."""
-Bar = tuple[str, float | None, str]
-"""Name, length and colour of a bar."""
 
 
-def bars(figure: Figure, rows: Sequence[Bar], decimals: int = 3) -> Axes:
-    """Horizontal bars from zero, the first on top, values in a column at the right: nothing overlaps, however many."""
-    figure.set_figheight(1.5 + 0.24 * len(rows))
+@dataclass(frozen=True)
+class Series:
+    """What one colour of a figure stands for.
+
+    Attributes:
+        label: in the legend; "" leaves it out.
+        values: one per row of ``dots``, a number or an ``Estimate``, or one per round of ``curves``; None: a gap.
+    """
+
+    label: str
+    values: Sequence[Any]
+    colour: str = BLUE
+    marker: str = "o"
+    style: Any = "-"
+
+
+def dots(
+    figure: Figure,
+    names: Sequence[str],
+    series: Sequence[Series],
+    x: str,
+    *,
+    at: Sequence[tuple[float, str, str]] = (),
+    joined: bool = False,
+    columns: int = 2,
+) -> Axes:
+    """A point per name and series with its interval, from the top; of more than ``MANY`` names by rank, unnamed.
+
+    Args:
+        x: title of the axis.
+        at: vertical lines: place, words of the legend, colour.
+        joined: whether a line joins the points of a name; else series with a point at one name stand below each other.
+        columns: of the legend.
+    """
+    many = len(names) > MANY
+    figure.set_figheight(3.7 if many else 1.7 + 0.26 * len(names))
     axes = figure.subplots()
-    lengths = [value or 0.0 for _, value, _ in rows]
-    axes.barh(range(len(rows)), lengths, color=[colour for *_, colour in rows], height=0.72)
-    axes.set_yticks(range(len(rows)), [short(name) for name, *_ in rows])
-    axes.set_ylim(len(rows) - 0.4, -0.6)
-    axes.set_xlim(0, 1 if max(lengths) <= 1 else None)
-    axes.grid(axis="y", visible=False)
-    for y, (_, value, colour) in enumerate(rows):
-        ink = RED if colour == RED else DARK
-        axes.text(1.02, y, text(value, decimals), va="center", color=ink, transform=axes.get_yaxis_transform())
+    for place, words, colour in at:
+        axes.axvline(place, color=colour, linewidth=1.5, label=words or None)
+    cells = [[Estimate.of(one) for one in one_of.values] for one_of in series]
+    shared = not joined and any(sum(one.mean is not None for one in row) > 1 for row in zip(*cells))
+    for k, (one_of, found) in enumerate(zip(series, cells, strict=True)):
+        lower = (k / (len(series) - 1) - 0.5) * 0.28 if shared else 0.0
+        known = [(y + lower, one, one.mean) for y, one in enumerate(found) if one.mean is not None]
+        if not known:
+            continue
+        reach = [[mean - (mean if one.low is None else one.low) for _, one, mean in known]]
+        reach += [[(mean if one.high is None else one.high) - mean for _, one, mean in known]]
+        axes.errorbar(
+            [mean for *_, mean in known],
+            [y for y, *_ in known],
+            xerr=None if many or not any(map(any, reach)) else reach,
+            label=one_of.label or None,
+            color=one_of.colour,
+            fmt="." if many else one_of.marker,
+            markersize=4 if many else 5,
+        )
+    for y, row in enumerate(zip(*cells) if joined else ()):
+        ends = [one.mean for one in row if one.mean is not None]
+        axes.plot(ends, [y] * len(ends), color=GREY, linewidth=2, zorder=1)
+    axes.set_yticks([] if many else range(len(names)), [] if many else [short(name, 30) for name in names])
+    axes.set_ylim(len(names) - 0.5, -0.5)
+    axes.set_ylabel(f"{len(names)} sites, best first" if many else "")
+    if many:
+        axes.grid(axis="y", visible=False)
+    axes.locator_params(axis="x", nbins=6)
+    within(axes, "x", [one.mean for found in cells for one in found])
+    legend(figure, axes, x, columns=columns)
     return axes
 
 
-def whiskers(axes: Axes, intervals: Sequence[Mapping[str, float] | None]) -> None:
-    known = [(y, ends["low"], ends["high"]) for y, ends in enumerate(intervals) if ends]
-    if known:
-        places, low, high = zip(*known, strict=True)
-        axes.hlines(places, low, high, color=DARK, linewidth=1.2, label="95 % interval over test patients")
+def curves(
+    figure: Figure,
+    numbers: Sequence[int],
+    series: Sequence[Series],
+    y: str,
+    *,
+    others: Mapping[str, Sequence[float | None]] | None = None,
+    rest: str = "other sites",
+    columns: int = 2,
+) -> Axes:
+    """Lines over the rounds ``numbers``, interrupted where there is no value; dots while they are too short to be seen.
 
+    Args:
+        y: title of the axis.
+        others: lines in grey behind them; of more than ``MANY`` the ranges that hold most of them.
+        rest: what the legend calls these.
+    """
+    from matplotlib.ticker import MaxNLocator
 
-def ranked(figure: Figure, values: Sequence[float]) -> Axes:
-    """A point per value in the order given, the first on top and the last, which is the worst, in red."""
-    axes = figure.subplots()
-    axes.plot(values, range(1, len(values) + 1), ".", color=GREY, markersize=4, label="a site each")
-    axes.plot(values[-1:], [len(values)], "o", color=RED, markersize=5, label="worst served")
-    axes.set_ylim(len(values) + 1, 0)
-    axes.set_ylabel(f"sites with a result, best first (of {len(values)})")
-    axes.set_xlim(0, 1 if max(values) <= 1 else None)
+    axes, behind = figure.subplots(), list((others or {}).values())
+    axes.xaxis.set_major_locator(MaxNLocator(nbins=7, integer=True, min_n_ticks=1))
+    axes.set_xlim(numbers[0] - 0.5, numbers[-1] + 0.5)
+    if len(behind) > MANY:
+        band(axes, numbers, list(zip(*behind, strict=True)))
+        behind = []
+    lines = [Series("" if k else rest, values, GREY, style="-") for k, values in enumerate(behind)]
+    for one in (*lines, *series):
+        values = [float("nan") if value is None else value for value in one.values]
+        marker = "o" if len(numbers) < 5 and one.style == "-" else None
+        axes.plot(numbers, values, color=one.colour, linestyle=one.style, label=one.label or None, marker=marker,
+                  markersize=4, linewidth=1 if one in lines or one.style != "-" else 2)  # fmt: skip
+    within(axes, "y", [value for one in series for value in one.values])
+    legend(figure, axes, "round", y, columns)
     return axes
 
 
@@ -194,28 +268,3 @@ def band(axes: Axes, numbers: Sequence[int], rows: Sequence[Sequence[float | Non
         ends = [[row[round(q * (len(row) - 1))] for row in known] for q in (low, high)]
         label = f"middle {high - low:.0%} of the other sites"
         axes.fill_between(numbers, ends[0], ends[1], color=GREY, alpha=alpha, linewidth=0, label=label)
-
-
-def over_rounds(figure: Figure, numbers: Sequence[int]) -> Axes:
-    """Axes whose x axis holds the rounds ``numbers``, ascending, at whole numbers."""
-    from matplotlib.ticker import MaxNLocator
-
-    axes = figure.subplots()
-    axes.xaxis.set_major_locator(MaxNLocator(nbins=7, integer=True, min_n_ticks=1))
-    axes.set_xlim(numbers[0] - 0.5, numbers[-1] + 0.5)
-    axes.set_xlabel("round")
-    return axes
-
-
-def curve(axes: Axes, numbers: Sequence[int], values: Sequence[float | None], **style: Any) -> None:
-    """A line over rounds, interrupted where there is no value; with dots while it is too short to be seen."""
-    style = {"marker": "o" if len(numbers) < 5 else None, "markersize": 4, **style}
-    axes.plot(numbers, [float("nan") if value is None else value for value in values], **style)
-
-
-def point(axes: Axes, found: Mapping[str, float | None], y: float, **style: Any) -> None:
-    """A mean and, where there is one, its interval; nothing without a mean."""
-    mean, low, high = (found[key] for key in ("mean", "low", "high"))
-    if mean is not None:
-        reach = None if low is None or high is None else [[mean - low], [high - mean]]
-        axes.errorbar(mean, y, xerr=reach, capsize=3, **style)

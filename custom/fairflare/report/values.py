@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -54,6 +55,10 @@ def text(value: Any, digits: int = 3, sign: str = "") -> str:
     return MISSING if found is None else f"{found:{sign}.{digits}f}".replace("-", "\N{MINUS SIGN}")
 
 
+def less(one: float | None, other: float | None) -> float | None:
+    return None if one is None or other is None else one - other
+
+
 def likely(value: float) -> str:
     """A probability with two decimals, and none that reads as certainty: "< 0.01", "> 0.99"."""
     return "< 0.01" if value < 0.005 else "> 0.99" if value >= 0.995 else text(value, 2)
@@ -74,7 +79,7 @@ def signed(value: Any, digits: int = 3) -> str:
 
 def with_sd(found: Mapping[str, Any]) -> str:
     """ "0.812 ± 0.010": a mean and the standard deviation over seeds (ddof 1), where it has one."""
-    return text(found["mean"]) + ("" if found["sd"] is None else f" ± {text(found['sd'])}")
+    return str(Estimate.of({**found, "low": None}, sd=True))
 
 
 def ends(found: Mapping[str, Any], digits: int = 3) -> str:
@@ -83,8 +88,53 @@ def ends(found: Mapping[str, Any], digits: int = 3) -> str:
 
 def with_interval(found: Mapping[str, Any], of: str = "mean") -> str:
     """ "+0.012 [-0.003, +0.027]": a difference, which has the key ``of``, and its interval, where it has one."""
-    interval = "" if found["low"] is None else f" [{signed(found['low'])}, {signed(found['high'])}]"
-    return signed(found[of]) + interval
+    return str(Estimate.of(found, of, signed=True))
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A number with the ends of its interval, or its standard deviation, as far as there are any; it prints itself.
+
+    Args:
+        sd: over what the caption says, and n: how many values it is of.
+        signed: whether it is a difference, which is written with its sign.
+    """
+
+    mean: float | None
+    low: float | None = None
+    high: float | None = None
+    sd: float | None = None
+    n: int | None = None
+    signed: bool = False
+    digits: int = 3
+
+    @classmethod
+    def of(cls, found: Any, of: str = "mean", sd: bool = False, **form: Any) -> Estimate:
+        """Of a number, None, or a mapping with the keys ``of``, "low", "high", "n" and, if ``sd`` is wanted, "sd"."""
+        if isinstance(found, Estimate):
+            return found
+        if not isinstance(found, Mapping):
+            return cls(number(found), **form)
+        mean, low, high, spread = (number(found.get(key)) for key in (of, "low", "high", "sd"))
+        return cls(mean, low, high, spread if sd else None, found.get("n"), **form)
+
+    def written(self, value: float | None) -> str:
+        """``value`` as the estimate itself is written."""
+        return signed(value, self.digits) if self.signed else text(value, self.digits)
+
+    @property
+    def value(self) -> str:
+        return self.written(self.mean) + (
+            f" \N{PLUS-MINUS SIGN} {text(self.sd, self.digits)}" if self.sd is not None else ""
+        )
+
+    def ends(self, between: str = " to ") -> str:
+        """The interval, or "" where there is none, or a standard deviation stands in its place."""
+        ends = (self.low, self.high)
+        return "" if None in (self.mean, *ends) or self.sd is not None else between.join(map(self.written, ends))
+
+    def __str__(self) -> str:
+        return self.value + (f" [{self.ends(', ')}]" if self.ends() else "")
 
 
 def size(n_bytes: int) -> str:

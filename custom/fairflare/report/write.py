@@ -21,7 +21,8 @@ from fairflare.engine.history import REPORT as RECORD
 from fairflare.engine.history import Follower, RunHistory, alike, events, left_behind, read_final, read_standing
 from fairflare.report import PAGE, REPORT
 from fairflare.report.coefficients import coefficient_section
-from fairflare.report.page import render_edition, render_run
+from fairflare.report.edition import render_edition
+from fairflare.report.page import render_run
 from fairflare.report.summary import counted_trail, report_json, summarise
 from fairflare.report.values import higher_is_better, json_value
 
@@ -67,7 +68,7 @@ def write_editions(folder: Path, sites: Sequence[str], out: Path) -> dict[str, d
     The log is read and not written: an edition is a view of it, and ``fairflare report`` writes it again in the same
     bytes. Raises as ``write_report``, and where the run has no such site.
     """
-    from fairflare.report.page import edition, require_site
+    from fairflare.report.edition import edition, require_site
 
     config, entries = read_run(folder)
     with _made_of_the_log("edition"):

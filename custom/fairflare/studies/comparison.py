@@ -28,15 +28,15 @@ from fairflare.engine.setup.config import RunConfig, site_of_client
 from fairflare.engine.setup.parts import Parts, build_parts
 from fairflare.functional.intervals import Owners, resamples
 from fairflare.report.compare import PARETO, compare
+from fairflare.report.compare_page import comparison_markdown as as_markdown
+from fairflare.report.compare_page import render_compare
 from fairflare.report.compare_tables import WHOLE, comparison_tables, main_table
 from fairflare.report.compare_tables import comparison_csv as as_csv
-from fairflare.report.compare_tables import comparison_markdown as as_markdown
 from fairflare.report.fairness import gap, hierarchical, mean, mean_ci, std, worst
+from fairflare.report.frames import as_csv as tables_as_csv
+from fairflare.report.frames import as_latex
 from fairflare.report.groups import harmonic, harmonic_printed
-from fairflare.report.page import render_compare
-from fairflare.report.rows import SHOWN
-from fairflare.report.table_files import as_csv as tables_as_csv
-from fairflare.report.table_files import as_latex
+from fairflare.report.personal import SHOWN
 from fairflare.studies.folders import COMPARISON, COMPARISON_PAGE, check_path, content
 from fairflare.studies.parallel import Workers
 from fairflare.studies.runs import predicted, run_once

@@ -38,7 +38,8 @@ from fairflare.engine.setup.parts import Parts, build_parts
 from fairflare.engine.setup.weights import find
 from fairflare.engine.straggler_policy import EarlyEnd
 from fairflare.report import EDITIONS, REPORT
-from fairflare.report.audit_reader import RunLog, TensorBoard
+from fairflare.report.audit_reader import RunLog
+from fairflare.report.tensorboard import TensorBoard
 from fairflare.studies import display
 from fairflare.studies.display import duration, err
 from fairflare.studies.folders import FLARE_LOG, RIDER, check_path, fresh_folder, has_begun, is_complete, is_run, opened

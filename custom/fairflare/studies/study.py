@@ -25,7 +25,7 @@ from fairflare.engine.files import CONFIG, read_json
 from fairflare.engine.setup import tasks
 from fairflare.engine.setup.config import RunConfig, make_config
 from fairflare.report import REPORT
-from fairflare.report.table_files import machine
+from fairflare.report.frames import machine
 from fairflare.report.write import verify_run
 from fairflare.studies import display
 from fairflare.studies.folders import check_collection, created, is_complete, opened

@@ -11,11 +11,11 @@ from dataclasses import dataclass, field, replace
 from itertools import groupby
 from pathlib import Path
 
-from fairflare.report import table_files as model
 from fairflare.report.fairness import mean_ci, std
 from fairflare.report.values import in_order, number
 from fairflare_lab.papers.declaration import Block, Column, Data, Row, Table
 from fairflare_lab.papers.measures import Beside, Run, Values, evaluated
+from fairflare_lab.report import table_files as model
 
 Seeds = Mapping[int, Run]
 FIRST = "fedavg"

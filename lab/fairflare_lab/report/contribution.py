@@ -17,11 +17,11 @@ from itertools import product
 from typing import Any
 
 from fairflare.report.fairness import corrected, holm, mean_ci, paired
-from fairflare.report.table_files import Cell, Column, Form, Row, Table
 from fairflare.report.values import label, plural
 from fairflare_lab.functional import shapley as functional
 from fairflare_lab.functional.shapley import Coalition
 from fairflare_lab.report.agreements import agreements, clipped_shares
+from fairflare_lab.report.table_files import Cell, Column, Form, Row, Table
 
 Json = dict[str, Any]
 EXACT_TO = 6

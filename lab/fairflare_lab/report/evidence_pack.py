@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from fairflare.engine.evaluation import LEVEL
-from fairflare.report.after import GAINS, LOSES
-from fairflare.report.rows import as_used
+from fairflare.report.benefit import GAINS, LOSES
+from fairflare.report.personal import as_used
 from fairflare.report.values import environment, listing, number, plural, size, stop, text
 
 Json = dict[str, Any]

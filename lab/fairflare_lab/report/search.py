@@ -7,13 +7,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from fairflare.report.page import Json
-from fairflare.report.table_files import csv_text
+from fairflare.report.frames import csv_text
 from fairflare.report.values import (
     drawn,
     rendered_from,
 )
 
+Json = dict[str, Any]
 HERE = Path(__file__).parent
 """The templates of this package."""
 TRIAL_COLUMNS = ("score", "mean", "worst", "worst_site")

@@ -4,14 +4,15 @@
 from __future__ import annotations
 
 from itertools import accumulate
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from fairflare.report import svg
-from fairflare.report.figures import Json
 from fairflare.report.values import number, text
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+Json = dict[str, Any]
 
 
 @svg.inline("search")

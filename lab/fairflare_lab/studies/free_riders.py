@@ -35,13 +35,13 @@ from fairflare.engine.setup.config import RunConfig
 from fairflare.engine.setup.local import LocalSites, run_local
 from fairflare.engine.setup.parts import build_parts
 from fairflare.report.fairness import mean_ci
-from fairflare.report.table_files import Cell, Column, Row, Table, write_tables
 from fairflare.report.write import verify_run, write_report
 from fairflare.studies import display
 from fairflare.studies.folders import RIDER, RIDERS, fresh_folder, is_run
 from fairflare.studies.labels import folder_name
 from fairflare.studies.parallel import Workers
 from fairflare.studies.study import Study, facts
+from fairflare_lab.report.table_files import Cell, Column, Row, Table, write_tables
 from fairflare_lab.studies.contribution import Question
 
 FIRST_STEP = 0.01

@@ -20,8 +20,6 @@ from fairflare.engine.history import events
 from fairflare.engine.setup import tasks
 from fairflare.engine.setup.config import RunConfig
 from fairflare.report import REPORT
-from fairflare.report.table_files import Table as Shown
-from fairflare.report.table_files import write_tables
 from fairflare.studies import display
 from fairflare.studies.comparison import on_mixture, parse_options
 from fairflare.studies.describe import listed_rows
@@ -33,6 +31,8 @@ from fairflare.studies.study import Study, arms, facts, leaving_out
 from fairflare_lab.papers.declaration import Data, Exhibit, Row, Table
 from fairflare_lab.papers.measures import CURVES, Beside, Run
 from fairflare_lab.papers.tabulate import Used, differences, file_name, published_numbers, tabulated, with_published
+from fairflare_lab.report.table_files import Table as Shown
+from fairflare_lab.report.table_files import write_tables
 from fairflare_lab.studies import paper_list
 from fairflare_lab.studies.paper_panels import OF_DATA, OF_MODELS, Runs, drawn, segmentations, standalone
 

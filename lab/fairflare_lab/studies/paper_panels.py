@@ -28,10 +28,10 @@ from fairflare.engine.setup.local import LocalSites
 from fairflare.engine.setup.parts import build_parts
 from fairflare.functional.perturbation import filter_normalised, loss_grid
 from fairflare.report.svg import BLUE, DARK, GREEN, GREY, ORANGE, PURPLE, RED, legend, rendered, short
-from fairflare.report.table_files import Cell, Column, Form, Row, Table
 from fairflare.report.values import number
 from fairflare.tasks.base import TestSet
 from fairflare_lab.papers import declaration
+from fairflare_lab.report.table_files import Cell, Column, Form, Row, Table
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -8,11 +8,11 @@ import pytest
 from cases import each
 from fairflare.engine.setup import tasks
 from fairflare.engine.setup.config import make_config
-from fairflare.report.table_files import KEY
 from fairflare.studies.describe import method_rows, task_rows
 from fairflare.studies.labels import folder_name, split_method
 from fairflare_lab.papers.declaration import PAPERS, exhibits, named
 from fairflare_lab.papers.measures import MEASURES
+from fairflare_lab.report.table_files import KEY
 from fairflare_lab.studies.paper_panels import OF_DATA
 
 TABLES = [

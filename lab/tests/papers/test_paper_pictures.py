@@ -10,12 +10,12 @@ from torch import nn
 from fairflare.core.errors import UserError
 from fairflare.engine.checkpoint import Checkpoint, save_checkpoint
 from fairflare.engine.files import CHECKPOINT
-from fairflare.report.table_files import Cell
-from fairflare.report.table_files import Column as ShownColumn
-from fairflare.report.table_files import Row as ShownRow
-from fairflare.report.table_files import Table as Shown
 from fairflare.tasks.base import TestSet
 from fairflare_lab.papers.declaration import Block, Column, Data, Exhibit, Row, Table
+from fairflare_lab.report.table_files import Cell
+from fairflare_lab.report.table_files import Column as ShownColumn
+from fairflare_lab.report.table_files import Row as ShownRow
+from fairflare_lab.report.table_files import Table as Shown
 from fairflare_lab.studies.paper import Choices, Plan
 from fairflare_lab.studies.paper_panels import BINS, STEPS, _around, consistency, densities, drawn, standalone
 

@@ -14,7 +14,7 @@ from sklearn import metrics
 from external_data import OWN, cells, evaluation, numbers_of, recomputed, same_figures, write_hospital
 from fairflare.core.errors import UserError
 from fairflare.inference.external import cross_fitted
-from fairflare.report.clinical import render
+from fairflare.report.external import render
 from model_use import call, reported, rows, run
 from own_folder import write_images, write_tables
 

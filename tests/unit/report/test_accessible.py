@@ -7,7 +7,8 @@ from itertools import product
 import pytest
 
 from fairflare.report.compare import compare
-from fairflare.report.page import render_compare, render_run
+from fairflare.report.compare_page import render_compare
+from fairflare.report.page import render_run
 from fairflare.report.summary import summarise
 
 CHROMIUM = shutil.which("chromium")

@@ -11,12 +11,17 @@ import torch
 from fairflare.engine.after.base import Cases
 from fairflare.engine.clinical import ClinicalAtSite, View
 from fairflare.functional import calibration as maths
-from fairflare.report.clinical import clinical_section
-from fairflare.report.figures import clinical_figures as site_figures
-from fairflare.report.quantities import clinical_quantities
+from fairflare.report.clinical import QUANTITIES, clinical_section, per_thousand
+from fairflare.report.clinical import clinical_figures as site_figures
 
 SEXES = View(cells=("female", "male"), of_group=(0, 1))
 ABOUT = {"classes": ["alive", "dead"], "clinical": {"event": "dead", "threshold": 0.5}}
+
+
+def clinical_quantities(run):
+    return {one.name: one.value(run) for one in QUANTITIES}
+
+
 LINE = (0.4, 0.7)
 """Intercept and slope of what the cases were drawn with."""
 
@@ -129,3 +134,17 @@ def test_a_point_lies_at_its_risk_and_share_and_a_site_s_name_is_text():
     paths = [path.attrib["d"] for path in axes.findall("path")]
     assert "M56.0,100.8L56.0,56.0" in paths and any(path.startswith("M56.0,84.0m") for path in paths)
     assert root.findtext("title") == "<A&B>: risk off by +0.250" and "treat all" not in svg
+
+
+def test_of_a_thousand_patients():
+    """40 patients, 10 of them ill: 8 of these are flagged and 4 others, so that 26 + 8 are classified right."""
+    view = {"n": 40.0, "positives": 10.0, "flagged": 12.0, "true_positives": 8.0, "rates": {"ppv": {}}}
+    rows = [{"before": view, "after": view}, {"before": None, "after": None}]
+    found = {"event": "1", "in_use": "before", "threshold": 0.3, "rows": rows}
+    run = {"clinical": found, "task": {"classes": ["0", "1"], "options": {"label": "died"}}}
+    assert per_thousand(run) == (
+        "Of 1,000 test patients 250 have the outcome (died). A risk of 0.30 or more flags 200 of them and 100 others: "
+        "850 are classified right."
+    )
+    for change in ({"in_use": "after"}, {"event": None}, {"rows": rows[1:]}):
+        assert per_thousand({**run, "clinical": {**found, **change}}) == ""

@@ -11,17 +11,16 @@ import re
 import pytest
 
 from fairflare.core.errors import UserError
-from fairflare.report.compare import compare, dominated_by, last_rounds
-from fairflare.report.compare_tables import MOST_PAIRS, RELATED, WHOLE, comparison_tables, main_table, statistics
+from fairflare.report.compare import compare, costs, dominated_by, last_rounds, run_row
+from fairflare.report.compare_page import comparison_markdown as as_markdown
+from fairflare.report.compare_page import differences, front_figure, render_compare
+from fairflare.report.compare_tables import MOST_PAIRS, WHOLE, comparison_tables, main_table, statistics
 from fairflare.report.compare_tables import comparison_csv as quantities_as_csv
-from fairflare.report.compare_tables import comparison_markdown as as_markdown
 from fairflare.report.fairness import client_std, gini, variance
-from fairflare.report.figures import front_figure
+from fairflare.report.frames import as_csv, as_latex
 from fairflare.report.groups import demographic_parity
-from fairflare.report.page import render_compare
-from fairflare.report.quantities import QUANTITIES, better_higher, costs, domain_values, run_row
-from fairflare.report.sentences import differences
-from fairflare.report.table_files import as_csv, as_latex
+from fairflare.report.sections import quantities
+from fairflare.report.shared_sets import domain_values
 from golden import folder as golden_folder
 
 LAST5 = json.loads((golden_folder() / "metrics.json").read_text())["fedism_last5"]
@@ -168,11 +167,12 @@ def test_the_front_of_a_comparison(runs, make_run):
 
 def test_statistics_of_every_pair(runs):
     found = compare(runs)["methods"][1]["versus_first"]
-    assert set(found) == set(QUANTITIES)
+    assert set(found) == set(quantities())
     assert found["worst"]["low"] > 0 and found["worst"]["p"] == 0.25 == found["worst"]["p_holm"]
     assert found["worst"]["verdict"] == "cannot be told", "no better or worse beside p = .25"
     assert found["gap"]["verdict"] == "cannot be told"
-    assert not better_higher("gap", True) and better_higher("jain", False) and not better_higher("mean", False)
+    known = {name: one.higher_is_better for name, one in quantities().items()}
+    assert not known["gap"](True) and known["jain"](False) and not known["mean"](False)
 
 
 def test_holm_is_over_the_methods_of_the_table(make_run, runs):
@@ -186,7 +186,7 @@ def test_the_verdict_of_several_methods_is_holms(make_run, runs):
     three = compare([*runs, *(make_run("C", seed, 0.1 + 0.02 * seed) for seed in (0, 1, 2))])
     pairs = [method["versus_first"]["worst"] for method in three["methods"][1:]]
     assert [pair["verdict"] for pair in pairs] == ["cannot be told"] * 2 and all(pair["low"] > 0 for pair in pairs)
-    cells = {row.cells["verdict"].words for row in statistics(three).rows}
+    cells = set(statistics(three)["Verdict"])
     assert cells == {"cannot be told"}
     said, page = differences(three), render_compare(three)
     assert said[-1].endswith("With 3 seeds that p is never so small: 7 seeds are needed to tell any.")
@@ -222,34 +222,35 @@ def test_a_method_trained_otherwise_gets_no_verdict(make_run, runs):
 
 def test_every_table_is_written(runs, self_contained, make_run):
     found = compare([*runs, *(make_run("solo", seed, 0.02) for seed in (0, 1, 2))])
-    tables = {table.key: table for table in comparison_tables(found)}
+    tables = {table.attrs["key"]: table for table in comparison_tables(found)}
     assert {"statistics", "sites", "metrics", "test-sets", "joining", "cost", "pareto"} <= set(tables)
-    assert main_table(found).rows[1].cells["worst"].value == pytest.approx(0.66)
+    assert main_table(found)["Worst site"][1].mean == pytest.approx(0.66)
     page = render_compare(found)
     self_contained(page)
     for table in tables.values():
-        assert f"<h2>{table.title}</h2>" in page and f"## {table.title}" in as_markdown(found, "x", {})
+        assert f"<h2>{table.attrs['label']}</h2>" in page
+        assert f"## {table.attrs['label']}" in as_markdown(found, "x", {})
     rows = list(csv.DictReader(io.StringIO(as_csv(*tables.values()))))
+    assert len({(row["table"], row["row"], row["column"]) for row in rows}) == len(rows)
     assert {row["table"] for row in rows} == set(tables) and as_latex(*tables.values()).count("toprule") == len(tables)
-    assert "solo" in tables["pareto"].rows[1].title and tables["pareto"].rows[1].cells["x"].mark == "dominated"
+    assert tables["pareto"]["Method"][1] == "solo" and tables["pareto"]["Dominated by"][1] == "B"
 
 
 def test_many_sites_are_cut_on_the_page_and_whole_in_csv(runs):
     found = compare(runs)
-    short = next(table for table in comparison_tables(found, most_rows=2) if table.key == "sites")
-    assert [row.key for row in short.rows] == ["site-1", "site-2"] and short.footnotes == (
-        "1 more rows are in the CSV and JSON files.",
-    )
+    short = next(table for table in comparison_tables(found, most_rows=2) if table.attrs["key"] == "sites")
+    assert [name.partition(" ")[0] for name in short["Site"]] == ["site-1", "site-2"]
+    assert short.attrs["notes"] == ("1 more rows are in the CSV and JSON files.",)
 
 
 def test_a_page_has_the_main_pairs_and_csv_all(runs, make_run):
     third = [make_run("C", seed, 0.1 + 0.02 * seed) for seed in (0, 1, 2)]
     found = compare([*runs, *third])
     short, whole = (
-        next(table for table in comparison_tables(found, most) if table.key == "statistics") for most in (60, WHOLE)
+        next(table for table in comparison_tables(found, most) if table.attrs["key"] == "statistics")
+        for most in (60, WHOLE)
     )
-    assert len(whole.rows) > MOST_PAIRS and "B/gini" in {row.key for row in whole.rows}
-    assert {row.key.partition("/")[2] for row in whole.rows} - {
-        row.key.partition("/")[2] for row in short.rows
-    } <= RELATED
-    assert "B/worst" in {row.key for row in short.rows} and len(short.footnotes) == 1
+    columns = {one.label.lower() for one in quantities().values() if one.column}
+    said, all_of = ({name.lower() for name in table["Quantity"]} for table in (short, whole))
+    assert len(whole) > MOST_PAIRS and "gini coefficient over sites" in all_of - said
+    assert said == all_of & columns and "worst site" in said and len(short.attrs["notes"]) == 1

@@ -8,10 +8,9 @@ import pytest
 
 from fairflare.core.errors import UserError
 from fairflare.report.compare import compare, drawn_words, table
+from fairflare.report.compare_page import comparison_markdown as as_markdown
+from fairflare.report.compare_page import opening_compare, render_compare
 from fairflare.report.compare_tables import comparison_csv as as_csv
-from fairflare.report.compare_tables import comparison_markdown as as_markdown
-from fairflare.report.page import render_compare
-from fairflare.report.sentences import opening_compare
 
 
 @pytest.fixture

@@ -11,10 +11,10 @@ import pytest
 
 from cases import each
 from fairflare.core.errors import UserError
-from fairflare.report.page import LEAST, edition, opening, over_rounds, render_edition, require_site, standing
-from fairflare.report.page import standing_sentence as sentence
-from fairflare.report.sentences import class_words
+from fairflare.report.edition import LEAST, edition, opening, over_rounds, render_edition, require_site, standing
+from fairflare.report.edition import standing_sentence as sentence
 from fairflare.report.summary import counted_trail, summarise
+from fairflare.report.values import class_words
 
 OWN = "site-2"
 NAMES = ("Aachen", "Bergen", "Cadiz", "Davos", "Evora", "Fulda", "Gdansk")

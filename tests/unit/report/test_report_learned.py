@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 
 from fairflare.report.audit_reader import Trail
-from fairflare.report.rows import own_rows
+from fairflare.report.personal import own_rows
 from fairflare.report.sanity_checks import learned_section, sentences, verdict
 from fairflare.report.values import signed
 

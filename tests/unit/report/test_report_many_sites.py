@@ -7,9 +7,10 @@ import re
 import pytest
 from matplotlib.figure import Figure
 
-from fairflare.report import figures
+from fairflare.report import rounds
 from fairflare.report import sentences as words
 from fairflare.report.sentences import MOST_NAMED
+from fairflare.report.sites import site_points
 from fairflare.report.summary import summarise
 from fairflare.report.svg import MANY, band
 
@@ -36,15 +37,15 @@ def many(inputs):
 def test_few_sites_are_drawn_one_by_one_and_many_as_a_spread(many):
     few, lots = many(0), many(200)
     assert len(lots["sites"]) > MANY >= len(few["sites"])
-    names = [figures.site_bars(found).count("more-") for found in (few, lots)]
-    assert names == [0, 0] and "best first" in figures.site_bars(lots) and "best first" not in figures.site_bars(few)
-    for draw in (figures.metric_rounds, figures.weight_rounds):
+    names = [site_points(found).count("more-") for found in (few, lots)]
+    assert names == [0, 0] and "best first" in site_points(lots) and "best first" not in site_points(few)
+    for draw in (rounds.metric_rounds, rounds.weight_rounds):
         assert "middle 90%" in draw(lots) and "middle 90%" not in draw(few)
         assert len(draw(lots)) < 3 * len(draw(few))
 
 
 def test_a_figure_of_many_sites_is_no_taller(many):
-    height = float(re.search(r'viewBox="0 0 [\d.]+ ([\d.]+)"', figures.site_bars(many(200))).group(1))
+    height = float(re.search(r'viewBox="0 0 [\d.]+ ([\d.]+)"', site_points(many(200))).group(1))
     assert height < 500
 
 

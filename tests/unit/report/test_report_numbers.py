@@ -4,8 +4,8 @@
 import pytest
 
 from fairflare.report.audit_reader import read_trail
+from fairflare.report.numbers import SECTION, unlike
 from fairflare.report.page import render_run
-from fairflare.report.rows import number_table, unlike
 from fairflare.report.summary import report_json, summarise
 from fairflare.report.values import MISSING
 
@@ -34,20 +34,21 @@ def test_a_family_is_one_column_with_its_ends(inputs):
         for reply in record["accepted"].values():
             reply["scalars"] = {"group_loss/a": 0.5, "group_loss/b": 1.5}
     inputs["config"]["about"]["numbers"] = {"group_loss/a": "mean loss on group a"}
-    table = number_table(summarise(**inputs)["numbers"])
-    assert table["columns"] == ["group_loss/..."]
-    assert table["rows"][0] == {"site": "site-1", "cells": ["0.500 to 1.500"]}
-    assert table["meanings"] == [("group_loss/...", 2, "mean loss on group a")]
+    (table,) = SECTION.tables(summarise(**inputs))
+    assert table["heads"] == [["Site"], "group_loss/..."]
+    assert table["rows"][0] == {"title": "site-1", "worst": False, "cells": [("0.500 to 1.500", "", False)]}
+    found = summarise(**inputs)["numbers"][0]
+    assert (found["name"], found["count"], found["meaning"]) == ("group_loss/...", 2, "mean loss on group a")
 
 
 def test_a_site_that_lacks_a_number_has_a_dash(inputs):
     inputs["entries"][4]["accepted"]["site-1"]["scalars"] = {"loss": 2.5}
-    table = number_table(summarise(**inputs)["numbers"])
-    assert table["columns"] == ["loss", "sharpness"]
-    assert [(row["site"], row["cells"]) for row in table["rows"]] == [
-        ("site-1", ["2.500", MISSING]),
-        ("site-2", [MISSING, "0.100"]),
-        ("site-10", [MISSING, "0.100"]),
+    (table,) = SECTION.tables(summarise(**inputs))
+    assert table["heads"] == [["Site"], "loss", "sharpness"]
+    assert [(row["title"], *(said for said, *_ in row["cells"])) for row in table["rows"]] == [
+        ("site-1", "2.500", MISSING),
+        ("site-2", MISSING, "0.100"),
+        ("site-10", MISSING, "0.100"),
     ]
 
 
@@ -57,7 +58,7 @@ def test_a_run_without_numbers_shows_none(inputs, junk):
         for reply in record["accepted"].values():
             reply["scalars"] = junk
     summary = summarise(**inputs)
-    assert summary["numbers"] == [] and number_table([]) is None
+    assert summary["numbers"] == [] == SECTION.tables(summary)
     assert "What sites measured" not in render_run(summary)
 
 
@@ -68,8 +69,9 @@ def test_counts_and_bytes_are_whole(inputs):
             reply["steps"] = 6.0
     summary = summarise(**inputs)
     assert summary["traffic"] == {"down": 11_000, "up": 2_750}
-    assert number_table(summary["numbers"])["columns"] == ["sharpness", "steps"]
-    assert number_table(summary["numbers"])["rows"][0]["cells"] == ["0.100", "6"]
+    (table,) = SECTION.tables(summary)
+    assert table["heads"][1:] == ["sharpness", "steps"]
+    assert [said for said, *_ in table["rows"][0]["cells"]] == ["0.100", "6"]
     html = render_run(summary)
     assert "11 kB were sent to the sites and 2.75 kB came from them" in html
 

@@ -7,9 +7,12 @@ import sys
 
 import pytest
 
-from fairflare.report import figures
 from fairflare.report.compare import compare
-from fairflare.report.page import render_compare, render_run
+from fairflare.report.compare_page import method_points, render_compare
+from fairflare.report.page import render_run
+from fairflare.report.rounds import metric_rounds, weight_rounds
+from fairflare.report.shared_sets import shared_test_points
+from fairflare.report.sites import site_points
 from fairflare.report.summary import summarise
 
 EVIL = """<script>alert("1")</script>&'$x_1$"""
@@ -109,7 +112,7 @@ def test_twenty_sites(inputs, self_contained):
     summary = many_sites(inputs)
     page = self_contained(render_run(summary))
     assert sum(text == "site-20" for text in page.texts) >= 4
-    bars = figures.site_bars(summary)
+    bars = site_points(summary)
     assert all(f">site-{i}<" in bars for i in range(1, 21))
 
 
@@ -133,13 +136,13 @@ def test_untrusted_text_is_escaped(inputs, self_contained):
 def test_control_characters_in_names_do_not_break_the_figures(inputs):
     inputs["entries"][0]["sites"].append("bad\x00\x1b[31m")
     inputs["entries"][-2]["sites"]["bad\x00\x1b[31m"] = {"test": {"balanced_accuracy": 0.1}}
-    assert ">bad??[31m<" in figures.site_bars(summarise(**inputs))
+    assert ">bad??[31m<" in site_points(summarise(**inputs))
 
 
 def test_dollar_signs_in_names_are_no_mathematics(inputs):
     inputs["entries"][0]["sites"].append("$x_1$")
     inputs["entries"][-2]["sites"]["$x_1$"] = {"test": {"balanced_accuracy": 0.1}}
-    assert ">$x_1$<" in figures.site_bars(summarise(**inputs))
+    assert ">$x_1$<" in site_points(summarise(**inputs))
 
 
 def test_pages_are_deterministic(inputs, comparison):
@@ -148,36 +151,36 @@ def test_pages_are_deterministic(inputs, comparison):
 
 
 def test_figures_carry_titles_with_their_quantities(summary, comparison):
-    assert "<title>Balanced accuracy by site: worst 0.600, gap 0.300</title>" in figures.site_bars(summary)
-    assert "clean 0.900, corrupted 0.650</title>" in figures.shared_test_bars(summary)
-    assert "mean 0.467 to 0.767</title>" in figures.metric_rounds(summary)
-    assert "last round: 0.300 to 0.400</title>" in figures.weight_rounds(summary)
-    assert "worst site: 0.600 to 0.630</title>" in figures.method_points(comparison)
+    assert "<title>Balanced accuracy by site: worst 0.600, gap 0.300</title>" in site_points(summary)
+    assert "clean 0.900, corrupted 0.650</title>" in shared_test_points(summary)
+    assert "mean 0.467 to 0.767</title>" in metric_rounds(summary)
+    assert "last round: 0.300 to 0.400</title>" in weight_rounds(summary)
+    assert "worst site: 0.600 to 0.630</title>" in method_points(comparison)
 
 
 def test_the_worst_site_is_drawn_in_its_colour(summary):
     from fairflare.report.svg import RED
 
-    assert figures.site_bars(summary).count(f"fill: {RED}") == 2, "its bar and its value"
-    assert "site-10, worst served" in figures.weight_rounds(summary)
+    assert site_points(summary).count(f"fill: {RED}") == 2, "its bar and its value"
+    assert "site-10, worst served" in weight_rounds(summary)
 
 
 def test_weights_that_equal_the_shares_single_out_no_site(inputs):
     for entry in inputs["entries"][1:5]:
         entry["weights"] = {"site-1": 0.5, "site-2": 0.3, "site-10": 0.2}
-    assert "for its share" not in figures.weight_rounds(summarise(**inputs))
+    assert "for its share" not in weight_rounds(summarise(**inputs))
 
 
 def test_nothing_to_draw_gives_nothing(inputs):
     empty = summarise(inputs["config"], [])
-    assert [draw(empty) for draw in (figures.site_bars, figures.shared_test_bars)] == ["", ""]
-    assert [draw(empty) for draw in (figures.metric_rounds, figures.weight_rounds)] == ["", ""]
+    assert [draw(empty) for draw in (site_points, shared_test_points)] == ["", ""]
+    assert [draw(empty) for draw in (metric_rounds, weight_rounds)] == ["", ""]
 
 
 def test_loading_the_pages_does_not_load_the_drawing_library():
     code = (
-        "import sys, fairflare.report.page, fairflare.report.compare, fairflare.report.figures;"
-        "print([name for name in ('matplotlib', 'jinja2', 'scipy', 'torch', 'numpy') if name in sys.modules])"
+        "import sys, fairflare.report.page, fairflare.report.compare_page;"
+        "print([name for name in ('matplotlib', 'jinja2', 'scipy', 'torch', 'numpy', 'pandas') if name in sys.modules])"
     )
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert found.stdout.strip() == "[]"

@@ -11,11 +11,11 @@ import html
 import pytest
 
 from fairflare.report import compare_tables as tables
-from fairflare.report import figures
 from fairflare.report import sentences as words
 from fairflare.report.compare import compare
-from fairflare.report.page import render_compare, render_run
-from fairflare.report.rows import as_used, used_models
+from fairflare.report.compare_page import method_points, opening_compare, render_compare
+from fairflare.report.page import render_run
+from fairflare.report.personal import as_used, personal_points, used_models
 from fairflare.report.summary import report_json, summarise
 
 OWN = {"site-1": 0.7, "site-2": 0.9, "site-10": 0.8}
@@ -58,7 +58,7 @@ def test_a_site_without_a_personal_model_stays_out_of_both_means(personal_inputs
 
 
 def test_a_run_without_personal_models_shows_nothing_of_them(summary):
-    assert summary["personal"] is None and figures.personal_points(summary) == ""
+    assert summary["personal"] is None and personal_points(summary) == ""
     assert "ersonal model" not in render_run(summary)
 
 
@@ -83,27 +83,27 @@ def test_a_comparison_shows_the_models_that_the_sites_use(both):
     assert plain["shared_mean"]["mean"] is own["personal_mean"]["mean"] is None
     assert own["versus_first"]["worst"]["mean"] == pytest.approx(0.1)
     assert [point["label"] for point in found["pareto"]["points"] if not point["dominated_by"]] == ["Ditto"]
-    rows = {row.key: row.cells["m2"].value for row in tables.sites(found).rows}
-    assert rows == OWN
+    table = tables.sites(found)
+    assert [one.mean for one in table["Ditto"]] == list(OWN.values())
 
 
 def test_every_place_says_whose_models_the_numbers_are(both):
     found, said = compare(both), "Of Ditto the numbers are those of each site's own model, which the site uses."
-    assert said in words.opening_compare(found) and said in tables.main_table(found).caption
-    assert "The best balanced accuracy at the worst site: Ditto with 0.700." in words.opening_compare(found)
+    assert said in opening_compare(found) and said in tables.main_table(found).attrs["caption"]
+    assert "The best balanced accuracy at the worst site: Ditto with 0.700." in opening_compare(found)
     assert said in html.unescape(render_compare(found))
-    assert "of Ditto the shared model's" in tables.test_sets(found).footnotes[0]
-    assert "own models where sites use such" in figures.method_points(found)
+    assert "of Ditto the shared model's" in tables.test_sets(found).attrs["notes"][0]
+    assert "own models where sites use such" in method_points(found)
 
 
 def test_the_shared_model_is_shown_where_asked(both):
     found = compare(both, shared=True)
     own = found["methods"][1]
     assert own["mean"]["mean"] == pytest.approx(2.3 / 3) and own["personal_mean"]["mean"] == pytest.approx(0.8)
-    assert own["shared_mean"]["mean"] is None and not tables.test_sets(found).footnotes
+    assert own["shared_mean"]["mean"] is None and not tables.test_sets(found).attrs["notes"]
     assert (
         "Of Ditto they are those of the shared model, though sites use models of their own."
-        in tables.main_table(found).caption
+        in tables.main_table(found).attrs["caption"]
     )
 
 

@@ -3,7 +3,7 @@
 
 import pytest
 
-from fairflare.report.summary import last_rounds
+from fairflare.report.shared_sets import last_rounds
 
 
 def scored(number, clean, noisy):

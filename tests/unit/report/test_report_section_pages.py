@@ -13,8 +13,8 @@ from fairflare.aggregators.fedheal import FedHEAL
 from fairflare.aggregators.fedlwr import FedLWR
 from fairflare.aggregators.fedufo import FedUFO
 from fairflare.core.notes import Note
-from fairflare.report import sentences as words
-from fairflare.report.notes import note_figure, noted
+from fairflare.report import groups as words
+from fairflare.report.notes import SECTION, note_figure
 from fairflare.report.page import render_run
 from fairflare.report.summary import summarise
 from fairflare.report.values import environment
@@ -93,7 +93,7 @@ def test_a_usual_score_of_zero_marks_nobody(noted_inputs, self_contained):
     summary = summarise(**noted_inputs)
     score = next(section for section in summary["notes"] if section["name"] == "free_rider_score")
     assert not any(row["marked"] for row in score["rows"])
-    assert "no site can be compared" in noted(summary)["words"][1]
+    assert "no site can be compared" in " ".join(SECTION.sentence(summary))
     self_contained(render_run(summary))
 
 
@@ -101,7 +101,7 @@ def test_contributions_without_scores(noted_inputs, self_contained):
     for record in noted_inputs["entries"][1:5]:
         record["notes"] = {"contribution": record["notes"]["contribution"]}
     summary = summarise(**noted_inputs)
-    assert len(noted(summary)["words"]) == 1
+    assert len(SECTION.sentence(summary)) == 2
     assert drawn(summary) == ["contribution"]
     self_contained(render_run(summary))
 
@@ -227,7 +227,7 @@ def test_the_page_draws_a_rule_that_it_does_not_know(inputs, self_contained):
 
 
 def test_bars_are_of_the_last_round_or_the_mean(inputs):
-    for over, shown in (("last", ">4.000<"), ("mean", ">2.500<")):
+    for over, shown in (("last", "site-1: 4.000<"), ("mean", "site-1: 2.500<")):
         declare(inputs, Note("number", "Number", chart="bars", over=over))
         for record in inputs["entries"][1:5]:
             record["notes"] = {"number": {"site-1": float(record["round"]), "site-2": 1.0}}

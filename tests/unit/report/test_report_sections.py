@@ -15,8 +15,8 @@ import json
 import pytest
 
 from fairflare.core.notes import Note
-from fairflare.report import sentences as words
-from fairflare.report.notes import noted
+from fairflare.report import groups as words
+from fairflare.report.notes import SECTION
 from fairflare.report.summary import report_json, summarise
 
 
@@ -119,7 +119,7 @@ def test_agreement_with_the_shares_of_the_examples(noted_inputs):
 
 
 def test_the_rule_of_a_mark_is_given_with_its_result(noted_inputs):
-    text = " ".join(noted(summarise(**noted_inputs))["words"])
+    text = " ".join(SECTION.sentence(summarise(**noted_inputs)))
     for part in ("exceeds 3 times the median", "not a verdict", "Marked: site-10.", "cosine: 0.890."):
         assert part in text
 

@@ -10,11 +10,11 @@ import pytest
 
 from fairflare.cli import main as cli
 from fairflare.report.compare import compare
+from fairflare.report.compare_page import comparison_markdown as as_markdown
 from fairflare.report.compare_tables import CSV_COLUMNS as COLUMNS
 from fairflare.report.compare_tables import STATISTICS
 from fairflare.report.compare_tables import comparison_csv as as_csv
-from fairflare.report.compare_tables import comparison_markdown as as_markdown
-from fairflare.report.table_files import machine
+from fairflare.report.frames import machine
 
 
 @pytest.fixture

@@ -6,8 +6,9 @@ import pytest
 from fairflare.core.metric import described, named
 from fairflare.report import sentences as words
 from fairflare.report import values as metrics
+from fairflare.report.benefit import groups_harmed
 from fairflare.report.compare import compare
-from fairflare.report.page import render_compare
+from fairflare.report.compare_page import differences, opening_compare, render_compare
 from fairflare.report.summary import LABELS_CAVEAT, summarise
 
 
@@ -35,6 +36,11 @@ def test_how_sure_the_worst_and_the_best_value_are(inputs, high, doubt):
     sites["site-1"]["intervals"] = {metric: {"low": 0.8, "high": 0.95}}
     said = f"The 95 % intervals over their test patients are 0.500 to {high:.3f} and 0.800 to 0.950{doubt}."
     assert said in words.opening(summarise(**inputs))[0]
+
+
+def test_the_headline_is_the_result(summary, failed_inputs):
+    assert words.headline(summary) == "Haemorrhage: balanced accuracy 0.77 on average, 0.60 at site-10"
+    assert words.headline(summarise(**failed_inputs)) == "Haemorrhage: does it serve every site?"
 
 
 def test_opening_of_a_failed_run(failed_inputs):
@@ -107,20 +113,20 @@ def test_differences_say_whether_the_interval_includes_zero(make_run):
     """Differences 0.02 and 0.04 have half width 0.127; of six seeds some differ by 0.0299 and some by 0.0301."""
     unsure = [make_run("A", 0), make_run("A", 1), make_run("B", 0, 0.02), make_run("B", 1, 0.04)]
     sure = [make_run(*one) for s in range(6) for one in (("A", s), ("B", s, 0.0299 + 0.0002 * (s % 2)))]
-    assert "cannot be told from that of A: +0.030 (95 % interval" in words.differences(compare(unsure))[0]
-    assert "better in 2 of 2 seeds" in words.differences(compare(unsure))[0]
-    assert "is better than that of A: +0.030 (95 % interval +0.030 to +0.030;" in words.differences(compare(sure))[0]
+    assert "cannot be told from that of A: +0.030 (95 % interval" in differences(compare(unsure))[0]
+    assert "better in 2 of 2 seeds" in differences(compare(unsure))[0]
+    assert "is better than that of A: +0.030 (95 % interval +0.030 to +0.030;" in differences(compare(sure))[0]
 
 
 def test_one_seed_is_said_to_prove_nothing(make_run):
     found = compare([make_run("A", 0), make_run("B", 0, 0.1)])
-    assert "With one seed no difference below can be distinguished from chance." in words.opening_compare(found)
-    assert "(one seed, no interval)" in words.differences(found)[0]
+    assert "With one seed no difference below can be distinguished from chance." in opening_compare(found)
+    assert "(one seed, no interval)" in differences(found)[0]
 
 
 def test_the_best_method_by_mean_and_by_worst_site(make_run):
     found = compare([make_run("A", 0), make_run("B", 0, 0.1)])
-    assert "The best balanced accuracy at the worst site: B with 0.700." in words.opening_compare(found)
+    assert "The best balanced accuracy at the worst site: B with 0.700." in opening_compare(found)
 
 
 @pytest.mark.parametrize(
@@ -151,5 +157,5 @@ def test_an_outcome_is_no_group_of_patients():
     row = {"group": "nein", "site": "Freiburg", "benefit": -0.1, "verdict": "loses"}
     task = {"classes": ["nein", "ja"], "options": {"label": "died"}}
     run = {"benefit": {"metrics": {"auc": {"label": "AUC", "groups": [row]}}}, "groups": {"by": "label"}, "task": task}
-    assert words.groups_harmed(run)["rows"] == [] and "by their outcome" in words.groups_harmed(run)["said"]
-    assert words.groups_harmed({**run, "groups": {"by": "sex"}})["rows"][0]["site"] == "Freiburg"
+    assert groups_harmed(run)["rows"] == [] and "by their outcome" in groups_harmed(run)["said"]
+    assert groups_harmed({**run, "groups": {"by": "sex"}})["rows"][0]["site"] == "Freiburg"

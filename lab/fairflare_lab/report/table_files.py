@@ -8,21 +8,17 @@ pandas' Styler, which escapes no caption, knows no groups of rows, footnotes or 
 
 from __future__ import annotations
 
-import csv
-import io
 import math
-import os
-import platform
 import re
-import unicodedata
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import chain, groupby, product
+from itertools import groupby, product
 from pathlib import Path
 from typing import Any, Literal
 
 from fairflare.engine.files import save_json, save_text
-from fairflare.report.values import MISSING, drawn, json_value, number, rendered, signed, text
+from fairflare.report.frames import _plain, csv_text, markdown, piped
+from fairflare.report.values import MISSING, drawn, json_value, number, rendered_from, signed, text
 
 FORMAT = 1
 KEY = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
@@ -43,13 +39,6 @@ LATEX = {
     "\N{GREEK SMALL LETTER LAMDA}": r"$\lambda$", "\N{GREEK SMALL LETTER MU}": r"$\mu$",
     "\N{GREEK SMALL LETTER SIGMA}": r"$\sigma$",
 }  # fmt: skip
-MARKUP = re.compile(
-    r"[\\|`*~$\[\]<>]"
-    r"|(?<![^\W_])_|_(?![^\W_])"  # not within a word, where it is no emphasis
-    r"|&(?=#?\w+;)|:(?=//)|(?<=www)\.",
-    re.I,
-)
-"""What a backslash stands before in Markdown."""
 Better = Literal["", "higher", "lower"]
 Mark = Literal["", "best", "dominated"]
 Notes = tuple[int, ...]
@@ -263,10 +252,6 @@ def as_markdown(table: Table, *, heading: int | None = None) -> str:
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
-def piped(lines: Iterable[Iterable[str]]) -> str:
-    return "\n".join("| " + " | ".join(cells) + " |" for cells in lines)
-
-
 def as_csv(*tables: Table) -> str:
     """One line per cell, numbers unrounded; text that a spreadsheet would take for a formula begins with "'"."""
     lines: list[tuple[Any, ...]] = []
@@ -276,14 +261,6 @@ def as_csv(*tables: Table) -> str:
             notes = " ".join(map(str, (*row.notes, *cell.notes)))
             lines.append((*where, *(getattr(cell, name) for name in NUMBERS), cell.words, cell.mark, notes))
     return csv_text(CSV_COLUMNS, lines)
-
-
-def csv_text(heads: Iterable[str], lines: Iterable[Iterable[Any]]) -> str:
-    """Lines of CSV: None is empty, and no text is a formula."""
-    out = io.StringIO()
-    quoted = ((spreadsheet(value) if isinstance(value, str) else value for value in line) for line in lines)
-    csv.writer(out, lineterminator="\n").writerows(chain([heads], quoted))
-    return out.getvalue()
 
 
 def as_latex(*tables: Table) -> str:
@@ -326,7 +303,9 @@ def as_html(
         facts: name -> text, at the end: the command, versions, the machine.
     """
     pages, told = [shown(table) for table in tables], dict(facts or {})
-    return rendered("tables", title=title, tables=pages, lead=list(lead), figures=drawn(figures), facts=told)
+    return rendered_from(
+        Path(__file__).parent, "tables", title=title, tables=pages, lead=list(lead), figures=drawn(figures), facts=told
+    )
 
 
 def write_tables(
@@ -360,26 +339,9 @@ def write_tables(
     return [folder / f"{name}.{ending}" for ending in ENDINGS if with_json or ending != "json"]
 
 
-def machine() -> str:
-    """Architecture, cores and Python of this machine, without its name."""
-    return f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}"
-
-
 def latex(text: str) -> str:
     """Text with everything that LaTeX reads as a command written out; characters without a shape are left out."""
     return "".join(LATEX.get(char, char) for char in _plain(text))
-
-
-def markdown(text: str) -> str:
-    """Text with everything that Markdown reads as markup, an entity or a web address written out."""
-    return MARKUP.sub(r"\\\g<0>", _plain(text))
-
-
-def spreadsheet(text: str) -> str:
-    """Text that no spreadsheet computes: what begins as a formula, after blanks or in wide forms too, is quoted."""
-    found = _plain(text)
-    first = unicodedata.normalize("NFKC", found.lstrip()[:1])
-    return f"'{found}" if first in ("=", "+", "-", "@") and found != "-" else found
 
 
 def shown(table: Table) -> dict[str, Any]:
@@ -442,8 +404,3 @@ def _first(text: str) -> str:
 
 def _raised(notes: Notes, form: str = "$^{{{}}}$") -> str:
     return form.format(",".join(map(str, notes))) if notes else ""
-
-
-def _plain(text: str) -> str:
-    """One line of characters that have a shape."""
-    return "".join(char for char in re.sub(r"\s+", " ", str(text)) if char.isprintable())

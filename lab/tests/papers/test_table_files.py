@@ -15,7 +15,8 @@ from html.parser import HTMLParser
 import pytest
 
 from fairflare.report.fairness import mean_ci
-from fairflare.report.table_files import (
+from fairflare.report.frames import markdown
+from fairflare_lab.report.table_files import (
     ENDINGS,
     Cell,
     Column,
@@ -27,7 +28,6 @@ from fairflare.report.table_files import (
     as_latex,
     as_markdown,
     latex,
-    markdown,
     with_best,
     write_tables,
 )

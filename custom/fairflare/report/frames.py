@@ -1,0 +1,183 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tables of records as DataFrames, and as HTML, CSV, Markdown and LaTeX.
+
+Names come from sites, plugins and files: every writer escapes what its form would otherwise read as markup, a LaTeX
+command or a spreadsheet's formula. Where people read numbers they are rounded; CSV keeps them whole.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import unicodedata
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from fairflare.report.values import Estimate
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+Json = dict[str, Any]
+NUMBER = re.compile(r"[-+−]?[\d.]+( (to|of|±) [-+−]?[\d.]+)?|–|")
+MARKUP = re.compile(
+    r"[\\|`*~$\[\]<>]"
+    r"|(?<![^\W_])_|_(?![^\W_])"  # not within a word, where it is no emphasis
+    r"|&(?=#?\w+;)|:(?=//)|(?<=www)\.",
+    re.I,
+)
+"""What a backslash stands before in Markdown."""
+LATEX = str.maketrans({
+    "\\": r"\textbackslash{}", **{char: f"\\{char}" for char in "&%$#_{}"}, "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}", "<": r"\textless{}", ">": r"\textgreater{}", "|": r"\textbar{}", '"': "''",
+    "\N{MINUS SIGN}": "$-$", "\N{PLUS-MINUS SIGN}": r"$\pm$", "\N{EN DASH}": "--", "\N{DAGGER}": r"\dag{}",
+})  # fmt: skip
+
+
+def frame(rows: Iterable[Mapping[str, Any]], caption: str, label: str, key: str, **more: Any) -> pd.DataFrame:
+    """A table that files hold, too: a row per mapping from heading to cell, the first of which names it.
+
+    A cell is a text, a whole number, a number, an ``Estimate``, or None: there is none.
+
+    Args:
+        caption: what the numbers are.
+        label: its name.
+        key: its name in files.
+        more: further attributes: notes; names: how many columns name a row.
+    """
+    import pandas as pd
+
+    held = list(rows)
+    made = pd.DataFrame(held, columns=list(dict.fromkeys(name for row in held for name in row)), dtype=object)
+    made.attrs |= {"caption": caption, "label": label, "key": key, "notes": (), "names": 1, **more}
+    return made
+
+
+def printed(table: pd.DataFrame) -> Json:
+    about = {name: table.attrs[name] for name in ("caption", "label", "notes")}
+    return shown(table.to_dict("records"), **about)
+
+
+def shown(
+    rows: Iterable[Mapping[str, Any]],
+    caption: str,
+    label: str = "",
+    worst: Iterable[Any] = (),
+    notes: Iterable[str] = (),
+) -> Json:
+    """A table of a page, of rows as ``frame`` has them, as the templates take it: heads, and rows of title and cells.
+
+    Not by pandas' Styler, which escapes no caption, marks no heading for screen readers and takes ten times as long.
+
+    Args:
+        label: its name for screen readers, on a page once; by default the first words of the caption.
+        worst: names of rows, or positions, that stand out.
+    """
+    held, worse = list(rows), set(worst) - {None}
+    columns = list(dict.fromkeys(name for row in held for name in row))
+    cells = [[_cell(row.get(name, "")) for name in columns] for row in held]
+    words = {k for row in cells for k, (said, _) in enumerate(row) if not NUMBER.fullmatch(said)} | {0}
+    return {
+        "caption": caption,
+        "label": label or caption.partition(":")[0],
+        "notes": list(notes),
+        "heads": [[name] if k in words else name for k, name in enumerate(columns)],
+        "rows": [
+            {
+                "title": row[0][0],
+                "worst": place in worse or row[0][0] in worse,
+                "cells": [(*cell, k in words) for k, cell in enumerate(row) if k],
+            }
+            for place, row in enumerate(cells)
+        ],
+    }
+
+
+def _cell(value: Any) -> tuple[str, str]:
+    """What a cell says, and what stands below it in grey."""
+    if isinstance(value, (str, int)):
+        return str(value), ""
+    if value is not None and value != value:  # pandas' mark of a cell that the row does not have
+        return "", ""
+    found = Estimate.of(value)
+    return found.value, found.ends()
+
+
+def _whole(value: Any) -> str:
+    said, below = _cell(value)
+    return str(value) if below else said
+
+
+def as_markdown(table: pd.DataFrame, heading: int = 2) -> str:
+    """A Markdown table under its label as a heading of this level, and its caption, over its notes."""
+    lines = [[markdown(_whole(value)) for value in row] for row in table.itertuples(index=False, name=None)]
+    heads = [[markdown(name) for name in table.columns], ["---", *("--:" for _ in table.columns[1:])]]
+    parts = [f"{'#' * heading} {markdown(table.attrs['label'])}", markdown(table.attrs["caption"])]
+    parts += [piped([*heads, *lines]), "\n".join(f"{i}. {markdown(n)}" for i, n in enumerate(table.attrs["notes"], 1))]
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def piped(lines: Iterable[Iterable[str]]) -> str:
+    return "\n".join("| " + " | ".join(cells) + " |" for cells in lines)
+
+
+def as_latex(*tables: pd.DataFrame) -> str:
+    r"""``table`` environments in the style of booktabs (``\usepackage{booktabs}``), labelled ``tab:KEY``."""
+    made = []
+    for table in tables:
+        cells = table.map(lambda value: latex(_whole(value))).rename(columns=latex)
+        about = {"caption": latex(table.attrs["caption"]), "label": f"tab:{table.attrs['key']}", "position": "htbp"}
+        form = "l" + "r" * (len(cells.columns) - 1)
+        made.append(cells.style.hide(axis="index").to_latex(hrules=True, column_format=form, **about))
+    return "% needs \\usepackage{booktabs}\n" + "\n".join(made)
+
+
+def as_csv(*tables: pd.DataFrame) -> str:
+    """A line per cell of several tables, numbers unrounded."""
+    lines = []
+    for table in tables:
+        for row in table.to_dict("records"):
+            cells = list(row.items())
+            first = "/".join(str(value) for _, value in cells[: table.attrs["names"]])
+            for column, value in cells[table.attrs["names"] :]:
+                one = Estimate.of(None if isinstance(value, str) else value)
+                words = value if isinstance(value, str) else None
+                lines.append((table.attrs["key"], first, column, one.mean, one.low, one.high, one.sd, one.n, words))
+    return csv_text(("table", "row", "column", "value", "low", "high", "spread", "n", "words"), lines)
+
+
+def csv_text(heads: Iterable[str], lines: Iterable[Iterable[Any]]) -> str:
+    """Lines of CSV: None is empty, and no text is a formula."""
+    import pandas as pd
+
+    quoted = [[spreadsheet(value) if isinstance(value, str) else value for value in line] for line in lines]
+    return pd.DataFrame(quoted, columns=list(heads), dtype=object).to_csv(index=False, lineterminator="\n")
+
+
+def latex(text: Any) -> str:
+    """Text with everything that LaTeX reads as a command written out, and no bracket that would be an argument."""
+    found = _plain(text).translate(LATEX)
+    return "{}" + found if found.lstrip()[:1] in ("[", "*") else found
+
+
+def markdown(text: Any) -> str:
+    """Text with everything that Markdown reads as markup, an entity or a web address written out."""
+    return MARKUP.sub(r"\\\g<0>", _plain(text))
+
+
+def spreadsheet(text: str) -> str:
+    """Text that no spreadsheet computes: what begins as a formula, after blanks or in wide forms too, is quoted."""
+    found = _plain(text)
+    first = unicodedata.normalize("NFKC", found.lstrip()[:1])
+    return f"'{found}" if first in ("=", "+", "-", "@") and found != "-" else found
+
+
+def machine() -> str:
+    """Architecture, cores and Python of this machine, without its name."""
+    return f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}"
+
+
+def _plain(text: Any) -> str:
+    """One line of characters that have a shape."""
+    return "".join(char for char in re.sub(r"\s+", " ", str(text)) if char.isprintable())

@@ -1,0 +1,169 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Models of the sites' own beside the shared one, and whose results those of a run are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from fairflare.report import svg
+from fairflare.report.audit_reader import PERSONAL, Trail
+from fairflare.report.fairness import describe
+from fairflare.report.section import Quantity, Section, headline_range, headline_width
+from fairflare.report.sites import final, intervals_of
+from fairflare.report.values import capital, label, less, listing, number, text
+
+Json = dict[str, Any]
+USED, COUNTED = "used", "counted"
+"""Keys of a summary, each "personal" or absent: whose models sites use, and whose the run's results are."""
+SHOWN = "shown"
+"""Key of a summary whose results ``as_used`` has put in the place of the shared model's."""
+PLAIN = "sgd"
+"""The trainer of which no site has a model of its own."""
+
+
+def used_models(config: Mapping[str, Any], personal: Json | None) -> str | None:
+    """ "personal" where sites use models of their own, else None.
+
+    Where an older configuration does not say it, results of own models are those of the trainer, unless that is the
+    plain one, beside which a rule may show models that no site uses.
+    """
+    about = config.get("about") or {}
+    if personal is None:
+        return None
+    if PERSONAL in (about.get(USED), about.get(COUNTED)):
+        return PERSONAL
+    return PERSONAL if USED not in about and config.get("trainer") not in (None, PLAIN) else None
+
+
+def as_used(run: Json) -> Json:
+    """The summary with the results of the models that the sites use as its results; itself where these are shared.
+
+    Sites without a model of their own keep the shared one's results. Shared test sets are no site's: results there stay
+    those of the shared model, as do those of the rounds.
+    """
+    if run.get(USED) != PERSONAL or COUNTED in run or not run.get("personal"):
+        return run
+    rows = own_rows(run["sites"], run["personal"])
+    values = {row["site"]: row["value"] for row in rows}
+    fairness = {**run["fairness"], **describe(values, run["higher_is_better"])}
+    groups = run["personal"].get("groups")
+    return {**run, "sites": rows, "fairness": fairness, "groups": groups, SHOWN: PERSONAL}
+
+
+def own_rows(rows: Sequence[Json], personal: Json) -> list[Json]:
+    """The sites' ``rows`` with the results of their own models; as they are where a site has none."""
+    found = {}
+    for row in personal["rows"]:
+        if row.get("personal") is not None:
+            own = {key: row.get(key) or {} for key in ("test", "val", "intervals")}
+            found[row["site"]] = {"value": row["personal"], **own}
+    return [{**row, **found[row["site"]]} if row["site"] in found else row for row in rows]
+
+
+def remark(methods: Iterable[Mapping[str, Any]]) -> str:
+    """Whose models a comparison's numbers are of: sites' own are ``used``, and ``shown`` or not; "" without such."""
+    own = [method for method in methods if method.get(USED)]
+    shown = [str(method["label"]) for method in own if method.get(SHOWN)]
+    hidden = [str(method["label"]) for method in own if not method.get(SHOWN)]
+    found = []
+    if shown:
+        found.append(f"Of {listing(shown)} the numbers are those of each site's own model, which the site uses.")
+    if hidden:
+        found.append(f"Of {listing(hidden)} they are those of the shared model, though sites use models of their own.")
+    return " ".join(found)
+
+
+def shared_only(methods: Sequence[Mapping[str, Any]]) -> str:
+    """What has to be said where only the shared model can be looked at; "" where no method needs it."""
+    shown = [str(method["label"]) for method in methods if method.get(SHOWN)]
+    return f"Here also of {listing(shown)} the shared model's: no site holds these examples." if shown else ""
+
+
+CAVEAT = (
+    "Fairness over sites is that of the shared model. Where some layers stay at the sites, the shared model has the "
+    "initial values in their places: nobody uses it as it is, and the personal results are those that count."
+)
+OWN_CAVEAT = (
+    "Every site uses a model of its own: all results, and fairness over sites, are of these. The shared model, which "
+    "is shown beside them, is nobody's."
+)
+
+
+def personal_section(trail: Trail, sites: Sequence[str], headline: str, higher: bool) -> Json | None:
+    """Shared and personal results side by side; None where no site has reported a personal model.
+
+    Returns:
+        metric, split; rows: site, shared and personal (headline metric, test split), difference (personal minus
+        shared), shared_val, personal_val, test, val and intervals (every metric of the personal model); shared and
+        personal: how evenly each serves the sites that have both (see ``fairness.describe``).
+    """
+    results = trail.evaluation.get("sites") or {}
+    rows: list[Json] = []
+    for site in sites:
+        shared = results.get(site) or {}
+        own = shared.get(PERSONAL) or {}
+        row: Json = {"site": site}
+        for end, split in (("", "test"), ("_val", "val")):
+            values = (number((found.get(split) or {}).get(headline)) for found in (shared, own))
+            row |= dict(zip((f"shared{end}", f"personal{end}"), values))
+        metrics = {split: own.get(split) or {} for split in ("test", "val")}
+        difference = less(row["personal"], row["shared"])
+        rows.append({**row, "difference": difference, **metrics, "intervals": intervals_of(own)})
+    if not any(row["test"] or row["val"] for row in rows):
+        return None
+    both = [row for row in rows if row["difference"] is not None]
+    even = {kind: describe({row["site"]: row[kind] for row in both}, higher) for kind in ("shared", "personal")}
+    return {"metric": headline, "split": "test", "rows": rows, **even}
+
+
+def personal_of(summary: Json, site: str) -> Json:
+    """The metrics of a site's personal model as report.json has them: null where there is none."""
+    rows = (summary.get("personal") or {}).get("rows", ())
+    row: Json = next((row for row in rows if row["site"] == site), {})
+    return {"personal_metrics": row.get("test") or None, "personal_val_metrics": row.get("val") or None}
+
+
+def _quantity(whose: str, key: str) -> Callable[[Json], float | None]:
+    """Of the models that the other results are not of; None where it has none, or nobody uses the shared one."""
+
+    def value(run: Json) -> float | None:
+        beside = "shared" if run.get(SHOWN) else "personal"
+        found = (run.get("personal") or {}).get(beside)
+        if not found or "counted" in run or beside != whose:
+            return None
+        return number(found["worst"]["value"] if key == "worst" else found[key])
+
+    return value
+
+
+QUANTITIES = tuple(
+    Quantity(f"{whose}_{key}", words.format(models), _quantity(whose, key), *form, f"{models.capitalize()}: {short}")  # type: ignore[arg-type]
+    for whose, models in (("personal", "personal models"), ("shared", "shared model"))
+    for key, words, short, form in (
+        ("mean", "mean over sites, {}", "mean", ("metric", headline_range)),
+        ("worst", "worst site, {}", "worst site", ("metric", headline_range)),
+        ("std", "standard deviation over sites, {} (ddof 0)", "spread", ("lower", headline_width)),
+    )
+)
+
+
+@svg.inline("personal")
+def personal_points(figure: svg.Figure, summary: Json) -> str | None:
+    own, metric = summary["personal"], label(summary["headline"], summary)
+    rows = [row for row in (own or {}).get("rows", ()) if row["difference"] is not None]
+    if not rows:
+        return None
+    series = (
+        svg.Series("shared model", [row["shared"] for row in rows]),
+        svg.Series("personal model", [row["personal"] for row in rows], svg.PURPLE, "D"),
+    )
+    names = [row["site"] for row in rows]
+    svg.dots(figure, names, series, f"{metric}\n(own test split, {final(summary)})", joined=True)
+    shared, personal = (text(own[kind]["mean"]) for kind in ("shared", "personal"))
+    return f"{capital(metric)}, mean over sites: shared {shared}, personal {personal}"
+
+
+SECTION = Section(
+    "personal", "Shared and personal models", ("personal", "rows"), figure=lambda run: [personal_points(run)]
+)
