@@ -16,6 +16,10 @@ if TYPE_CHECKING:
     from fairflare.studies.parallel import Workers
 
 
+DECIDE, DATA_ONLY = "decide", "fedavg"
+"""The word for no METHOD, and the method whose configuration then says which data."""
+
+
 def as_margin(ctx: click.Context, param: click.Parameter, value: str) -> float:
     """0 for "strict", or a loss in [0, 0.1]."""
     try:
@@ -28,7 +32,7 @@ def as_margin(ctx: click.Context, param: click.Parameter, value: str) -> float:
 
 
 @click.command()
-@click.argument("methods", nargs=-1, required=True, metavar="METHOD [METHOD...]")
+@click.argument("methods", nargs=-1, metavar="[decide|METHOD...]")
 @choices_options
 @run_options
 @click.option("--secure", is_flag=True, help="Sites send sums in secret alone; each hospital makes its own answer.")
@@ -59,6 +63,19 @@ def as_margin(ctx: click.Context, param: click.Parameter, value: str) -> float:
 @click.option(
     "--event", default="", metavar="CLASS", help="The class whose risk is asked for, of a task with more than two."
 )
+@click.option(
+    "--threshold",
+    type=click.FloatRange(0, 1, min_open=True, max_open=True),
+    metavar="RISK",
+    help="With decide: the risk from which on the clinic treats.",
+)
+@click.option(
+    "--worthwhile",
+    type=click.FloatRange(0, 1),
+    default=0.0,
+    metavar="GAIN",
+    help="With --threshold: the smallest net benefit per patient that matters.",
+)
 @click.option("--class-shares", "shares", is_flag=True, help="A shared model counts with own class shares, too.")
 @option("--seed", type=int, default=0, help="Of the initial models and all local work.")
 @grid_options
@@ -67,8 +84,10 @@ def join(
     task: str,
     choices: dict[str, Any],
     folds: int,
-    repeats: int,
+    repeats: int | None,
     budget: float | None,
+    threshold: float | None,
+    worthwhile: float,
     seed: int,
     env: str,
     deployment: dict[str, Any] | None,
@@ -79,7 +98,12 @@ def join(
     workers: Workers | None,
     **asked: Any,
 ) -> Told | None:
-    """Say for every hospital whether it gains by joining, and with which METHOD's model.
+    """Alone, use, or join: what should each hospital do, and which METHOD's model is best for it?
+
+    `decide`, or no METHOD, needs one federated regression on a table of two classes. For every hospital it compares its
+    own model, the others' model with its own calibration (use) and the model of all (join). docs/decision.md
+
+    With METHODs their models are compared with the own one, too.
 
     Every patient is tested by models that never saw this patient: for each fold the federation trains without it. The
     own model is the better of penalised regression and boosted trees on the hospital's table. Finished runs found in
@@ -89,10 +113,25 @@ def join(
     over all their patients, or with --secure sums over sites alone.
     """
     from fairflare.functional.decision import Design
-    from fairflare.studies.join import Question, measure_join, within
+    from fairflare.studies.join import Question, measure_decision, measure_join, within
 
-    question = Question(methods, task, Design(folds, repeats), seed=seed, choices=choices, **asked)
+    if alone := methods in ((), (DECIDE,)):
+        methods = (DATA_ONLY,)
+    question = Question(
+        methods, task, Design(folds, repeats or (10 if alone else 3)), seed=seed, choices=choices, **asked
+    )
+    if not alone and (threshold is not None or worthwhile):
+        raise click.UsageError("--threshold and --worthwhile: expected `fairflare join decide`, without a METHOD")
     folder = out or Path("runs") / comparison_name(task, {**choices, "seed": seed, "by": methods}, "join")
+    if alone:
+        from fairflare.decision.study import lines
+
+        if export or secure or env != "local" or budget:
+            raise click.UsageError(
+                "join decide: expected patients on this machine; --env, --secure and --export need a METHOD"
+            )
+        found = measure_decision(question, folder, threshold=threshold, worthwhile=worthwhile)
+        return found, "\n".join([*lines(found), f"page: {folder / 'join.html'}"])
     if export or secure or env != "local":
         from fairflare.studies.join_job import job_of, join_by_job
 
@@ -109,6 +148,10 @@ def join(
         found = measure_join(question, folder, force=force, workers=workers)
     said = [f"{site}: {row['answer']}" for site, row in found["sites"].items()]
     said += [f"{site}: not answered: {why}" for site, why in found["refused"].items()]
+    if "decision" in found:
+        from fairflare.decision.study import lines
+
+        said = ["Alone, use, or join:", *lines(found["decision"]), "Methods:", *said]
     if secure:
         said.append("each hospital's own answer lies at its site, in SITE.join.json: fairflare join-sheet FILE")
     said.append(f"page: {folder / 'join.html'}")

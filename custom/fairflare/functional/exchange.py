@@ -254,16 +254,25 @@ class Hospital:
         For each candidate the expected benefit, the ends of its interval and the probability of harm; of the mix its
         share, probability of harm, benefit and ends.
         """
-        if self.deployed is None or not known.regressed:
+        if not (found := self._corrected(known)):
             return None
-        parts = known.parts(told := self.told(known))
-        each = zip(self._right(known, told), known.misfits, strict=True)
-        found = [one.widened(*slopes.misfit(total)).of for one, total in each]
         numbers: list[float] = []
-        for part, of in zip(parts[:-1], found):
+        for part, of in found[:-1]:
             gain = slopes.gain(of, part.q)
             numbers += [gain.mean, *gain.interval(), slopes.harm(of, part.q)]
-        return self._round(np.array([*numbers, *safe_mix(parts[-1], found[-1], margin).values()]))
+        return self._round(np.array([*numbers, *safe_mix(*found[-1], margin).values()]))
+
+    def gains(self, known: Known) -> list[Normals]:
+        """The distribution of each candidate's benefit by this hospital's regression; empty: it has none."""
+        return [slopes.gain(of, part.q) for part, of in self._corrected(known)[:-1]]
+
+    def _corrected(self, known: Known) -> list[tuple[Right, Normals]]:
+        """Of each candidate's direction and the common one: by outcomes, and by regression less its misfit."""
+        if self.deployed is None or not known.regressed:
+            return []
+        parts = known.parts(told := self.told(known))
+        each = zip(parts, self._right(known, told), known.misfits, strict=True)
+        return [(part, one.widened(*slopes.misfit(total)).of) for part, one, total in each]
 
     def _fit(self, known: Known) -> slopes.Fitted:
         if not self._fits:  # the same at every later sum
@@ -514,6 +523,14 @@ class Known:
         everyone = Hospitals(decision.scale(self.sites, float(precision)), total)
         others, luck = everyone.without(self._terms(part, precision)), (f - 1) * part.variance
         return others.given(part.a, part.variance, self._x(part), luck, slopes.UNLIKE)
+
+
+def in_place(hospitals: Iterable[Hospital], known: Known) -> Known:
+    """``known`` with all sums, of hospitals at hand."""
+    everyone = list(hospitals)
+    while known.next < PLACES:
+        known = known.after(added(one.terms(known) for one in everyone))
+    return known
 
 
 def answered_alone(one: Benefit, design: Design, limit: float = 0.05) -> Json:

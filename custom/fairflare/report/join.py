@@ -7,7 +7,7 @@ The decision sheet tells one hospital on one page, made of ``join.json`` alone; 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -18,7 +18,8 @@ import numpy as np
 from fairflare.engine.setup.join_plan import INTERCEPT
 from fairflare.functional import decision
 from fairflare.functional.decision import Array, Design, Owners
-from fairflare.functional.exchange import LEAST_SITES, PLACES, Deployed, Hospital, Known, added
+from fairflare.functional.exchange import LEAST_SITES, Deployed, Hospital, Known, in_place
+from fairflare.report.decision import with_figures
 from fairflare.report.values import likely, rendered, signed
 
 Json = dict[str, Any]
@@ -87,14 +88,6 @@ def answers(
     return {**about, "margin": margin, "candidates": together, "weights": mixed, "sites": rows, "note": note}
 
 
-def in_place(hospitals: Iterable[Hospital], known: Known) -> Known:
-    """``known`` with all sums, of hospitals at hand."""
-    everyone = list(hospitals)
-    while known.next < PLACES:
-        known = known.after(added(one.terms(known) for one in everyone))
-    return known
-
-
 def choice(row: Mapping[str, Any], candidates: Sequence[str]) -> tuple[str, str]:
     """Which answer a hospital gets ("join", "join_with", "stay", "same", "needs_more" or "needs_many"), and the
     candidate of which it speaks."""
@@ -147,7 +140,8 @@ def _interval(one: Mapping[str, Any]) -> str:
 
 def page(found: Mapping[str, Any]) -> str:
     """``join.html``: the federation, then a sheet for every hospital, each on a printed page of its own."""
-    return rendered("join", found=found)
+    drawn = {**found, "decision": with_figures(found["decision"])} if "decision" in found else found
+    return rendered("join", found=drawn)
 
 
 FORMAT = 1

@@ -19,6 +19,7 @@ import numpy as np
 from fairflare.core.errors import DataError, UserError
 from fairflare.core.validation import expected, shown
 from fairflare.data.tensors import Split
+from fairflare.decision.study import decision_of, left_aside
 from fairflare.engine import audit
 from fairflare.engine.files import AUDIT, save_json, save_text
 from fairflare.engine.preflight import SMALL
@@ -28,12 +29,13 @@ from fairflare.functional.decision import TREES, Array, Design, own_model
 from fairflare.functional.exchange import Deployed
 from fairflare.functional.reasons import Models, explained
 from fairflare.inference.mix import event_index
+from fairflare.report.decision import page as decision_page
 from fairflare.report.join import OWN, OutOfFold, answers, page
 from fairflare.report.sentences import study
 from fairflare.studies import candidates as offered
 from fairflare.studies import display
 from fairflare.studies.candidates import keep_own
-from fairflare.studies.folders import JOIN, JOIN_PAGE
+from fairflare.studies.folders import DECISION, JOIN, JOIN_PAGE, check_collection, created, opened
 from fairflare.studies.joined import SCORES, by_group, by_score, differences, write_sheets
 from fairflare.studies.labels import folder_name, split_method
 from fairflare.studies.parallel import Workers, budget
@@ -170,12 +172,51 @@ def measure_join(
         told = {"title": title, "task": question.task, "methods": list(question.methods)}
         more = {"not_validated": [found["score"]] if plain else list(SCORES), "new_size": question.new_size}
         more |= {"event": question.event, "privacy": question.privacy(), "refused": refused}
+        if deployed:
+            bare = dataclasses.replace(config, fold="")
+            more["decision"] = _decision(question, bare, build_parts(bare, at_site=True), None, 0.0)
         more |= {"own_models": kinds, **facts()}
         result = {**told, **found, **({} if plain else _why(tested, names, question)), **more}
         save_json(folder / JOIN, result)
         save_text(folder / JOIN_PAGE, page(result))
         write_sheets(result, folder)
     return result
+
+
+def measure_decision(
+    question: Question, folder: Path, *, threshold: float | None = None, worthwhile: float = 0.0
+) -> dict[str, Any]:
+    """Answer every hospital, alone, use or join, from one federated training (``decision``), and write the page.
+
+    Of ``question`` task, design, event and choices count. ``threshold``: the risk from which on the clinic treats;
+    ``worthwhile``: the smallest net benefit per patient that matters. Returns the content of decision.json: as
+    ``decision.study.decision_of`` with title, task and refused (site -> why). Raises UserError: no table of two
+    classes, or the folder holds something else.
+    """
+    config = next(iter(question.each().values()))
+    parts = build_parts(config, at_site=True)
+    if not _checked(parts, dataclasses.replace(question, methods=()), {}):
+        raise UserError(f"join decide: expected a table of two classes, or --event CLASS, got {question.task}")
+    check_collection(folder)
+    with created(folder), opened(folder):
+        found = _decision(question, config, parts, threshold, worthwhile)
+        result = {"title": titled(config, parts), "task": question.task, **found, **facts()}
+        save_json(folder / DECISION, result)
+        save_text(folder / JOIN_PAGE, decision_page(result))
+    return result
+
+
+def _decision(question: Question, config: RunConfig, parts: Parts, threshold: float | None, worthwhile: float) -> Json:
+    everybody, refused = _everybody(parts, site_of_client(config, parts.task))
+    table, design = parts.task.table_inputs(), question.design
+    features = () if table is None else (*table.numbers, *table.plain)
+    columns = {1 + k: f.column for k, f in enumerate(features) if not (f.values or f.missing or f.other)}
+    found = decision_of(
+        everybody, _event(parts, question), columns, design.folds, design.repeats, threshold, worthwhile
+    )
+    for site, why in refused.items():
+        found["sites"][site] = left_aside(why)
+    return found
 
 
 def titled(config: RunConfig, parts: Parts) -> str:
