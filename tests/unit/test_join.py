@@ -13,6 +13,7 @@ from scipy.special import expit
 from cases import each
 from fairflare.cli.main import main
 from fairflare.core.errors import DataError, UserError
+from fairflare.decision.regression import Hospital, train
 from fairflare.engine.setup import tasks
 from fairflare.engine.setup.config import RunConfig, make_config
 from fairflare.engine.setup.parts import build_parts
@@ -22,7 +23,6 @@ from fairflare.functional.exchange import Direction
 from fairflare.report.join import Deployed, OutOfFold, answers, page
 from fairflare.studies.candidates import SHARES, federation_odds, log_odds, moved, on_fold
 from fairflare.studies.folders import is_complete
-from fairflare.studies.forecast import Together
 from fairflare.studies.join import Question, measure_join
 from fairflare.tasks.folds import dealt, everyone, folded, untestable
 
@@ -171,10 +171,18 @@ def test_a_hospitals_regression_tells_more_than_its_outcomes():
 def test_what_the_regression_says_is_that_of_slopes():
     tested = regressed_hospitals(6)
     found = answers(tested, ["fedavg"], DESIGN, 0.002)["sites"]
-    together = Together.of([(t.deployed.x, t.labels) for t in tested.values()])
+    training = train([Hospital.of(t.deployed.x, t.labels) for t in tested.values()])
+    total = training.coefficients, training.hessian, len(tested)
+    fits = [
+        slopes.fitted(t.deployed.x, t.labels, slopes.Others.of_all(*total, t.deployed.x, t.labels))
+        for t in tested.values()
+    ]
+    weights = np.full(len(slopes.PULLS), 1 / len(slopes.PULLS))
+    for _ in range(slopes.EM_STEPS):
+        weights = slopes.em_step(sum(slopes.shares(fit.evidence, weights) for fit in fits), len(fits))
     parts, known, sums = [], [], np.zeros(2)
-    for t, others in zip(tested.values(), together.others):
-        of = slopes.Slopes.of(slopes.fitted(t.deployed.x, t.labels, others), together.weights)
+    for t, fit in zip(tested.values(), fits):
+        of = slopes.Slopes.of(fit, weights)
         row = t.at_hand().row
         parts.append(Direction.along(row, np.ones(1), row.seconds[0]).part_right(DESIGN))
         known.append(slopes.Regressed.of_models(of, t.deployed.x, *t.deployed.risks, parts[-1].q))

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,23 @@ from fairflare.studies.labels import comparison_name
 
 if TYPE_CHECKING:
     from fairflare.studies.parallel import Workers
+
+
+def threshold_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """The clinic's threshold, and what is worthwhile there."""
+    worthwhile = click.option(
+        "--worthwhile",
+        type=click.FloatRange(0, 1),
+        default=0.0,
+        metavar="GAIN",
+        help="With --threshold: the smallest net benefit per patient that matters.",
+    )
+    return click.option(
+        "--threshold",
+        type=click.FloatRange(0, 1, min_open=True, max_open=True),
+        metavar="RISK",
+        help="The risk from which on the clinic treats.",
+    )(worthwhile(command))
 
 
 DECIDE, DATA_ONLY = "decide", "fedavg"
@@ -63,19 +81,7 @@ def as_margin(ctx: click.Context, param: click.Parameter, value: str) -> float:
 @click.option(
     "--event", default="", metavar="CLASS", help="The class whose risk is asked for, of a task with more than two."
 )
-@click.option(
-    "--threshold",
-    type=click.FloatRange(0, 1, min_open=True, max_open=True),
-    metavar="RISK",
-    help="With decide: the risk from which on the clinic treats.",
-)
-@click.option(
-    "--worthwhile",
-    type=click.FloatRange(0, 1),
-    default=0.0,
-    metavar="GAIN",
-    help="With --threshold: the smallest net benefit per patient that matters.",
-)
+@threshold_options
 @click.option("--class-shares", "shares", is_flag=True, help="A shared model counts with own class shares, too.")
 @option("--seed", type=int, default=0, help="Of the initial models and all local work.")
 @grid_options
@@ -171,33 +177,21 @@ def join_sheet(file: Path) -> None:
 
 
 @click.command("join-forecast")
-@click.argument("source", type=PATH, metavar="JOIN_FOLDER|QUESTION")
-@click.argument("file", type=PATH, required=False, metavar="[ANSWER|TABLE]")
+@click.argument("question", type=PATH)
+@click.argument("table", type=PATH)
+@threshold_options
 @as_json
-def join_forecast(source: Path, file: Path | None) -> Told:
-    """Say what a hospital outside would gain, before it joins, and how far such forecasts came true in the federation.
+def join_forecast(question: Path, table: Path, threshold: float | None, worthwhile: float) -> Told:
+    """Alone, use, or join, for a hospital that is not in: from the federation's QUESTION and the hospital's own TABLE.
 
-    Alone, the federation writes its question, JOIN_FOLDER/forecast.json. With QUESTION and its TABLE the hospital
-    answers in TABLE.forecast.json, means over all its patients; JOIN_FOLDER and this ANSWER tell the federation the
-    same. For joins with glm, of patients on this machine. docs/join.md
+    QUESTION is the file question.json that `join decide` writes. It is all computed at the hospital; nothing goes back.
+    docs/decision.md
     """
-    from fairflare.studies import forecast
+    from fairflare.decision.study import lines
+    from fairflare.studies.forecast import answer
 
-    target, found = source, None
-    if source.is_dir():
-        question = forecast.read(source / forecast.QUESTION, "run") if file else forecast.ask(source)
-        target = source / forecast.QUESTION
-        found = forecast.read(file, "n") if file else None
-    else:
-        if file is None:
-            raise click.UsageError("expected QUESTION and TABLE, or JOIN_FOLDER")
-        question = forecast.read(source, "run")
-        found, target = forecast.answer(question, file)
-    told = forecast.tell(question, found) if found else {}
-    said = [*(f"{name}: {row['sentence']}" for name, row in told.items()), *forecast.right(question)]
-    if file is None or not source.is_dir():
-        said.append(f"{'question' if file is None else 'answer'}: {target}")
-    return {"candidates": told, "calibration": question["calibration"]}, "\n".join(said)
+    found = answer(question, table, threshold, worthwhile)
+    return found, "\n".join(lines(found))
 
 
 @click.command()

@@ -7,7 +7,7 @@ it (D)? U and J share nearly all of their noise, so that D is not read from thei
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,7 +16,7 @@ import numpy as np
 from fairflare.decision import regression, validation
 from fairflare.decision.estimands import Estimate, Folds, estimates, margin, net_benefit_difference
 from fairflare.decision.heterogeneity import MIN_HOSPITALS, WITH_SIZE, Between, between, posteriors
-from fairflare.decision.regression import MEMBER, OUTSIDE, OWN, Array, Hospital, Rows, Training
+from fairflare.decision.regression import MEMBER, OUTSIDE, OWN, Array, Hospital, Others, Rows, Training
 from fairflare.decision.verdicts import (
     JOIN,
     LEVEL,
@@ -119,7 +119,7 @@ def decide(
     reasons = {name: too_few(one) for name, one in hospitals.items()}
     design = _design(folds)
     found = _assessments(
-        hospitals, [name for name, why in reasons.items() if not why], folds, design, training, threshold
+        hospitals, {name: folds[name] for name, why in reasons.items() if not why}, training, threshold
     )
     pooled = len(found) >= MIN_HOSPITALS
     by_outcomes = _over_hospitals({name: one.estimates for name, one in found.items()}, pooled)
@@ -134,40 +134,76 @@ def decide(
     return decision
 
 
+def decide_outside(
+    training: Training,
+    rows: int,
+    hospital: Hospital,
+    folds: Rows,
+    *,
+    threshold: float | None = None,
+    worthwhile: float = 0.0,
+) -> Decision:
+    """Answer a hospital that took no part, at the hospital: ``training`` is all that it needs of the others.
+
+    Its own patients alone speak (``verdicts.verdict``, not pooled). ``rows``: of all who trained; ``folds``: (R, N).
+    """
+    design, name = _design({"": folds}), "outside"
+    others = Others(training.coefficients, training.coefficients, training.hessian)
+    own = regression.own_models(hospital, masks := _training_rows(folds, design), training.coefficients)
+    share = len(hospital.y) / (len(hospital.y) + rows)
+    found = {name: _assessment(hospital, others, masks, own, folds, design, share, threshold)}
+    external = {name: validation.calibration(hospital, hospital.x @ training.coefficients)}
+    values, net = (_over_hospitals({name: of}, False) for of in (found[name].estimates, found[name].net_benefits))
+    verdicts = {name: Verdict(UNTOLD, UNTOLD)}
+    decision = Decision(design, training, found, values, {}, net, verdicts, {}, external)
+    verdicts[name] = _verdict(decision, name, {}, worthwhile, {})
+    return decision
+
+
 def _design(folds: Mapping[str, Rows]) -> Folds:
     first = next(iter(folds.values()), np.ones((1, 1), dtype=np.int64))
     return Folds(int(first.max()) + 1, len(first))
 
 
 def _assessments(
-    hospitals: Mapping[str, Hospital],
-    names: Sequence[str],
-    folds: Mapping[str, Rows],
-    design: Folds,
-    training: Training,
-    threshold: float | None,
+    hospitals: Mapping[str, Hospital], folds: Mapping[str, Rows], training: Training, threshold: float | None
 ) -> dict[str, Assessment]:
-    """Of each of ``names``: its models for every fold and of all its patients, and what they are worth out of fold."""
-    everyone = sum(len(one.y) for one in hospitals.values())
-    masks = {name: _training_rows(folds[name], design) for name in names}
-    own = {name: regression.own_models(hospitals[name], masks[name], training.coefficients) for name in names}
-    rows = {name: len(hospitals[name].y) for name in names}
-    total = sum((rows[name] * own[name][-1] for name in names), np.zeros(len(training.coefficients)))
+    """Of each hospital with ``folds``."""
+    everyone, design = sum(len(one.y) for one in hospitals.values()), _design(folds)
+    masks = {name: _training_rows(dealt, design) for name, dealt in folds.items()}
+    own = {name: regression.own_models(hospitals[name], mask, training.coefficients) for name, mask in masks.items()}
+    rows = {name: len(hospitals[name].y) for name in folds}
+    total = sum((rows[name] * own[name][-1] for name in folds), np.zeros(len(training.coefficients)))
     found = {}
-    for name in names:
+    for name, mask in masks.items():
         one, share = hospitals[name], rows[name] / everyone
-        outside = training.others(one)[0]
+        centre, precision = training.others(one)
+        outside = centre
         if share > regression.REFIT_SHARE:
             outside = regression.train([other for key, other in hospitals.items() if key != name]).coefficients
         elsewhere = total - rows[name] * own[name][-1], sum(rows.values()) - rows[name]
-        shared = regression.shared_models(one, training, outside, masks[name], own[name], elsewhere)
-        models = {OWN: own[name], **shared}
-        risks = {key: _out_of_fold(one, each, folds[name]) for key, each in models.items()}
-        of = estimates(one, risks, design, share)
-        net = {} if threshold is None else _net_benefits(one, risks, threshold)
-        deployed = {key: each[-1] for key, each in models.items()}
-        found[name] = Assessment(one, deployed, risks, of, net, outside, share)
+        others = Others(outside, centre, precision, elsewhere)
+        found[name] = _assessment(one, others, mask, own[name], folds[name], design, share, threshold)
     return found
+
+
+def _assessment(
+    hospital: Hospital,
+    others: Others,
+    masks: Array,
+    own: Array,
+    folds: Rows,
+    design: Folds,
+    share: float,
+    threshold: float | None,
+) -> Assessment:
+    """Its models for every fold and of all its patients, and what they are worth out of fold."""
+    models = {OWN: own, **regression.shared_models(hospital, others, masks, own)}
+    risks = {key: _out_of_fold(hospital, each, folds) for key, each in models.items()}
+    of = estimates(hospital, risks, design, share)
+    pairs = {"U": (OWN, OUTSIDE), "J": (OWN, MEMBER), "D": (OUTSIDE, MEMBER)} if threshold is not None else {}
+    net = {key: net_benefit_difference(hospital, risks[a], risks[b], threshold or 0) for key, (a, b) in pairs.items()}
+    return Assessment(hospital, {key: each[-1] for key, each in models.items()}, risks, of, net, others.outside, share)
 
 
 def _column(found: Mapping[str, Assessment], estimand: str) -> tuple[list[float], list[float]]:
@@ -206,11 +242,6 @@ def _out_of_fold(hospital: Hospital, models: Array, folds: Rows) -> Array:
     """(R, N) risks, each by the model that was fitted without the row's fold."""
     risks = sigmoid(models[:-1] @ hospital.x.T).reshape(len(folds), -1, folds.shape[1])
     return np.take_along_axis(risks, folds[:, None], axis=1)[:, 0]
-
-
-def _net_benefits(one: Hospital, risks: Mapping[str, Array], threshold: float) -> dict[str, Estimate]:
-    pairs = {"U": (OWN, OUTSIDE), "J": (OWN, MEMBER), "D": (OUTSIDE, MEMBER)}
-    return {key: net_benefit_difference(one, risks[a], risks[b], threshold) for key, (a, b) in pairs.items()}
 
 
 def _over_hospitals(each: Mapping[str, Mapping[str, Estimate]], pooled: bool) -> dict[str, dict[str, Distribution]]:

@@ -112,9 +112,11 @@ def mean_over_patients(differences: Array, hospital: Hospital, factor: float, ti
 
 
 def estimates(hospital: Hospital, risks: Mapping[str, Array], folds: Folds, share: float) -> dict[str, Estimate]:
-    """Every estimand at one hospital; ``risks``: model -> (R, N) out of fold; ``share``: its rows among all."""
+    """Every estimand of these models; ``risks``: model -> (R, N) out of fold; ``share``: the hospital's rows of all."""
     found = {}
     for name, (first, second) in ESTIMANDS.items():
+        if not {first, second} <= risks.keys():
+            continue
         against_own = first == OWN
         differences = loss_difference(hospital.y, risks[first], risks[second], folds.kappa if against_own else 0.0)
         times = 1.0 if against_own else folds.stretch(share)

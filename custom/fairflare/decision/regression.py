@@ -219,31 +219,36 @@ def _update(logits: Array, y: Array, weights: Array, free: npt.NDArray[np.bool_]
     return at, value
 
 
-def shared_models(
-    hospital: Hospital,
-    training: Training,
-    outside: Array,
-    training_rows: Array,
-    own: Array,
-    elsewhere: tuple[Array, int],
-) -> dict[str, Array]:
+@dataclass(frozen=True)
+class Others:
+    """What the others tell a hospital, all of it sums over them.
+
+    Attributes:
+        outside: (P,) their model.
+        centre, precision: (P,) and (P, P): their log likelihood about the model of all, for the member model.
+        own_models: sum of rows times own coefficients, and rows: one exchange; None: it was not made.
+    """
+
+    outside: Array
+    centre: Array
+    precision: Array
+    own_models: tuple[Array, int] | None = None
+
+
+def shared_models(hospital: Hospital, others: Others, training_rows: Array, own: Array) -> dict[str, Array]:
     """Name -> (B, P) coefficients of each model that others help to fit, without the rows that a fold leaves out.
 
     The outside model, before its update, is the same in every fold, as it never saw the hospital's patients.
-
-    Args:
-        outside: (P,) the others' model, by ``Training.others`` or a refit.
-        training_rows: (B, N) of 0 and 1.
-        own: (B, P) of ``own_models``.
-        elsewhere: sum over the *other* hospitals of rows times own coefficients, and their rows: one exchange.
+    ``training_rows``: (B, N) of 0 and 1; ``own``: (B, P) of ``own_models``.
     """
     x, y, many = hospital.x, hospital.y, len(training_rows)
-    centre, q = training.others(hospital)
-    member = penalised(x, y, training_rows, centre, np.tile(q, (many, 1, 1)), training.coefficients)
-    rows = training_rows.sum(axis=1)[:, None]
-    ensemble = (elsewhere[0] + rows * own) / (elsewhere[1] + rows)
-    return {
-        OUTSIDE: updated(x, y, training_rows, np.tile(outside, (many, 1))),
+    member = penalised(x, y, training_rows, others.centre, np.tile(others.precision, (many, 1, 1)), others.centre)
+    found = {
+        OUTSIDE: updated(x, y, training_rows, np.tile(others.outside, (many, 1))),
         MEMBER: updated(x, y, training_rows, member),
-        ENSEMBLE: updated(x, y, training_rows, ensemble, slope=False),
     }
+    if others.own_models is not None:
+        total, elsewhere = others.own_models
+        rows = training_rows.sum(axis=1)[:, None]
+        found[ENSEMBLE] = updated(x, y, training_rows, (total + rows * own) / (elsewhere + rows), slope=False)
+    return found

@@ -10,10 +10,10 @@ import numpy as np
 
 from fairflare.data.tensors import Split
 from fairflare.decision import validation
-from fairflare.decision.decide import THRESHOLDS, Assessment, Decision, decide
-from fairflare.decision.estimands import ESTIMANDS, Estimate, margin
+from fairflare.decision.decide import THRESHOLDS, Assessment, Decision, decide, decide_outside
+from fairflare.decision.estimands import Estimate, margin
 from fairflare.decision.heterogeneity import MIN_HOSPITALS, Between, between
-from fairflare.decision.regression import MEMBER, REFIT_SHARE, Hospital
+from fairflare.decision.regression import MEMBER, REFIT_SHARE, Hospital, Training
 from fairflare.decision.verdicts import ADDS, ALONE, COSTS, JOIN, SAME, UNTOLD, USE, USE_OR_JOIN, Verdict, too_few
 from fairflare.functional.slopes import sigmoid
 from fairflare.tasks.folds import dealt
@@ -51,8 +51,8 @@ def decision_of(
     deals: int,
     threshold: float | None = None,
     worthwhile: float = 0.0,
-) -> Json:
-    """The content of ``decision.json``.
+) -> tuple[Json, Decision]:
+    """The content of ``decision.json``, and what it is made of.
 
     Args:
         everybody: hospital -> all of its patients; those with too few train, and are not answered.
@@ -69,12 +69,26 @@ def decision_of(
         if not too_few(one)
     }
     found = decide(hospitals, places, threshold=threshold, worthwhile=worthwhile, columns=columns)
+    return _content(hospitals, found, threshold, worthwhile), found
+
+
+def outside_decision_of(
+    patients: Split, event: int, training: Training, rows: int, threshold: float | None, worthwhile: float
+) -> Json:
+    """The same of a hospital that took no part, in 5 folds dealt 10 times; ``rows``: of all who did."""
+    one = hospital_of(patients, event)
+    places = np.stack([dealt(one.y.astype(np.int64), 5, deal, "outside", _named(one)) for deal in range(10)])
+    found = decide_outside(training, rows, one, places, threshold=threshold, worthwhile=worthwhile)
+    return _content({"outside": one}, found, threshold, worthwhile)
+
+
+def _content(hospitals: Mapping[str, Hospital], found: Decision, threshold: float | None, worthwhile: float) -> Json:
     pooled = bool(found.averages)
     sites = {name: _site(name, one, found) for name, one in hospitals.items()}
     return {
         "score": "brier",
-        "folds": folds,
-        "deals": deals,
+        "folds": found.design.folds,
+        "deals": found.design.deals,
         "factor": found.design.factor,
         "threshold": threshold,
         "worthwhile": worthwhile,
@@ -116,7 +130,9 @@ def _site(name: str, one: Hospital, found: Decision) -> Json:
         return row
     assessed = found.assessments[name]
     row["question_1_by"] = "regression" if name in found.by_regression else "outcomes"
-    row["estimands"] = {key: _interval(assessed.estimates[key], found.distribution(key, name)) for key in ESTIMANDS}
+    row["estimands"] = {
+        key: _interval(assessed.estimates[key], found.distribution(key, name)) for key in assessed.estimates
+    }
     row["net_benefit"] = {
         key: _interval(one, found.net_benefits[key][name]) for key, one in assessed.net_benefits.items()
     }

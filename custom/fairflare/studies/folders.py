@@ -33,7 +33,7 @@ from fairflare.report.audit_reader import EVENTS, LOG
 COMPARISON, COMPARISON_PAGE, CONTRIBUTION = "compare.json", "compare.html", "contribution.json"
 RIDER, RIDERS = "rider.json", "riders.json"
 JOIN, JOIN_PAGE, SHEETS, OWN_MODELS = "join.json", "join.html", "sheets", "own"
-DECISION = "decision.json"
+DECISION, QUESTION = "decision.json", "question.json"
 SUMMARIES: tuple[str, ...] = (
     COMPARISON,
     COMPARISON_PAGE,

@@ -19,6 +19,7 @@ import numpy as np
 from fairflare.core.errors import DataError, UserError
 from fairflare.core.validation import expected, shown
 from fairflare.data.tensors import Split
+from fairflare.decision.decide import Decision
 from fairflare.decision.study import decision_of, left_aside
 from fairflare.engine import audit
 from fairflare.engine.files import AUDIT, save_json, save_text
@@ -35,7 +36,8 @@ from fairflare.report.sentences import study
 from fairflare.studies import candidates as offered
 from fairflare.studies import display
 from fairflare.studies.candidates import keep_own
-from fairflare.studies.folders import DECISION, JOIN, JOIN_PAGE, check_collection, created, opened
+from fairflare.studies.folders import DECISION, JOIN, JOIN_PAGE, QUESTION, check_collection, created, opened
+from fairflare.studies.forecast import question_of
 from fairflare.studies.joined import SCORES, by_group, by_score, differences, write_sheets
 from fairflare.studies.labels import folder_name, split_method
 from fairflare.studies.parallel import Workers, budget
@@ -174,7 +176,7 @@ def measure_join(
         more |= {"event": question.event, "privacy": question.privacy(), "refused": refused}
         if deployed:
             bare = dataclasses.replace(config, fold="")
-            more["decision"] = _decision(question, bare, build_parts(bare, at_site=True), None, 0.0)
+            more["decision"] = _decision(question, bare, build_parts(bare, at_site=True))[0]
         more |= {"own_models": kinds, **facts()}
         result = {**told, **found, **({} if plain else _why(tested, names, question)), **more}
         save_json(folder / JOIN, result)
@@ -199,24 +201,25 @@ def measure_decision(
         raise UserError(f"join decide: expected a table of two classes, or --event CLASS, got {question.task}")
     check_collection(folder)
     with created(folder), opened(folder):
-        found = _decision(question, config, parts, threshold, worthwhile)
+        found, made = _decision(question, config, parts, threshold, worthwhile)
+        rows = sum(one["rows"] for one in found["sites"].values() if "rows" in one)
         result = {"title": titled(config, parts), "task": question.task, **found, **facts()}
         save_json(folder / DECISION, result)
+        save_json(folder / QUESTION, question_of(config, _event(parts, question), rows, made.training))
         save_text(folder / JOIN_PAGE, decision_page(result))
     return result
 
 
-def _decision(question: Question, config: RunConfig, parts: Parts, threshold: float | None, worthwhile: float) -> Json:
+def _decision(
+    question: Question, config: RunConfig, parts: Parts, threshold: float | None = None, worthwhile: float = 0.0
+) -> tuple[Json, Decision]:
     everybody, refused = _everybody(parts, site_of_client(config, parts.task))
-    table, design = parts.task.table_inputs(), question.design
+    table, design, event = parts.task.table_inputs(), question.design, _event(parts, question)
     features = () if table is None else (*table.numbers, *table.plain)
     columns = {1 + k: f.column for k, f in enumerate(features) if not (f.values or f.missing or f.other)}
-    found = decision_of(
-        everybody, _event(parts, question), columns, design.folds, design.repeats, threshold, worthwhile
-    )
-    for site, why in refused.items():
-        found["sites"][site] = left_aside(why)
-    return found
+    found, made = decision_of(everybody, event, columns, design.folds, design.repeats, threshold, worthwhile)
+    found["sites"] |= {site: left_aside(why) for site, why in refused.items()}
+    return found, made
 
 
 def titled(config: RunConfig, parts: Parts) -> str:
