@@ -457,7 +457,8 @@ def real_deal(hospitals: Sequence[tuple[str, Array, Array]], seed: Sequence[int]
             part = each[CANDIDATES.index(name)][i] if name in CANDIDATES else slope_part
             said = slopes.gain(part.of, part.q)
             low, high = said.interval()
-            words = decision.verdict(float(said.below(0.0)), low, high)
+            margin = 0.02 * float((risks[0] * (1 - risks[0])).mean())
+            words = decision.verdict(float(said.below(0.0)), low, high, margin)
             true = own - ((test - one.risks) ** 2).mean()
             yield told | {
                 "what": name,

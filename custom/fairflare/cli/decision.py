@@ -57,12 +57,6 @@ def as_margin(ctx: click.Context, param: click.Parameter, value: str) -> float:
 @click.option("--export", type=PATH, metavar="DIR", help="Write the FLARE job to DIR, and run nothing.")
 @option("--folds", type=click.IntRange(2, 20), default=5, metavar="K", help="Folds.")
 @option("--repeats", type=click.IntRange(1, 20), default=3, metavar="R", help="Deals of folds.")
-@click.option(
-    "--budget",
-    type=click.FloatRange(0, min_open=True),
-    metavar="MINUTES",
-    help="For the trainings: fewer repetitions, then fewer folds.",
-)
 @option(
     "--no-harm",
     "margin",
@@ -91,7 +85,6 @@ def join(
     choices: dict[str, Any],
     folds: int,
     repeats: int | None,
-    budget: float | None,
     threshold: float | None,
     worthwhile: float,
     seed: int,
@@ -119,7 +112,7 @@ def join(
     over all their patients, or with --secure sums over sites alone.
     """
     from fairflare.functional.decision import Design
-    from fairflare.studies.join import Question, measure_decision, measure_join, within
+    from fairflare.studies.join import Question, measure_decision, measure_join
 
     if alone := methods in ((), (DECIDE,)):
         methods = (DATA_ONLY,)
@@ -132,7 +125,7 @@ def join(
     if alone:
         from fairflare.decision.study import lines
 
-        if export or secure or env != "local" or budget:
+        if export or secure or env != "local":
             raise click.UsageError(
                 "join decide: expected patients on this machine; --env, --secure and --export need a METHOD"
             )
@@ -149,8 +142,6 @@ def join(
             return None
         found = join_by_job(config, folder, env=env, deployment=deployment, force=force)
     else:
-        if budget is not None:
-            question = within(question, folder, budget, force=force, workers=workers)
         found = measure_join(question, folder, force=force, workers=workers)
     said = [f"{site}: {row['answer']}" for site, row in found["sites"].items()]
     said += [f"{site}: not answered: {why}" for site, why in found["refused"].items()]

@@ -32,6 +32,8 @@ PARTICIPATION = {
     COSTS: "joining costs, compared with using",
     UNTOLD: "what joining adds cannot be told",
 }
+MAX_COLUMNS = 200
+"""Features beyond which the Hessians of all folds are too large for one machine."""
 MIN_AUC = 0.55
 """Below it no sample size is worth naming."""
 

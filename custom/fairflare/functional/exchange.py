@@ -122,16 +122,24 @@ def _seconds(right: Array, square: Array, patients: Owners | None) -> Array:
 
 
 class Direction(NamedTuple):
-    """One direction at one hospital: E[r D], E[D^2] and second moments, see ``Row``."""
+    """One direction at one hospital: E[r D], E[D^2], second moments and the own model's loss, see ``Row``."""
 
     n: int
     right: float
     square: float
     seconds: Array
+    own: float
+
+    @property
+    def margin(self) -> float:
+        """The loss that does not matter; the outcome's share, of which it might be made, does not leave."""
+        return decision.MATTERS * self.own
 
     @classmethod
     def along(cls, row: Row, weights: Array, seconds: Array) -> Direction:
-        return cls(row.n, float(weights @ row.right), max(float(weights @ row.products @ weights), 0.0), seconds)
+        return cls(
+            row.n, float(weights @ row.right), max(float(weights @ row.products @ weights), 0.0), seconds, row.own
+        )
 
     def variance(self, of_right: float, of_square: float) -> float:
         """Of a patient's ``of_right`` r D + ``of_square`` D^2."""
@@ -502,7 +510,7 @@ class Known:
     def _answer(self, c: int, one: Direction) -> Json:
         benefit, f = one.benefit(self.design), self.design.factor
         if self.sites < LEAST_SITES:
-            return answered_alone(benefit, self.design)
+            return answered_alone(benefit, self.design, one.margin)
         noise, x, part = self.noise(c, benefit.n), decision.of_size(benefit.n), one.part_right(self.design)
         others = self._hospitals(c).without(self._benefit_terms(c, benefit))
         of = others.given(benefit.mean, noise, x, (f - 1) * noise)
@@ -513,7 +521,8 @@ class Known:
         """Of one candidate, with its benefit by this hospital alone and by all."""
         benefit = one.benefit(self.design)
         variance = self.noise(c, one.n) * one.n if self.sites >= LEAST_SITES else benefit.variance
-        return _told(benefit, self.design, mean, (low, high), p_harm, variance, decision.verdict(p_harm, low, high))
+        words = decision.verdict(p_harm, low, high, one.margin)
+        return _told(benefit, self.design, mean, (low, high), p_harm, variance, words)
 
     def _posterior(self, part: Right, total: Array, precision: float) -> Normals:
         """Of the part that is right at a hospital."""
@@ -533,13 +542,13 @@ def in_place(hospitals: Iterable[Hospital], known: Known) -> Known:
     return known
 
 
-def answered_alone(one: Benefit, design: Design, limit: float = 0.05) -> Json:
-    """A hospital's answer of one candidate from its own patients alone; ``limit``: see ``decision.verdict``."""
+def answered_alone(one: Benefit, design: Design, margin: float, limit: float = 0.05) -> Json:
+    """A hospital's answer of one candidate from its own patients alone; ``margin``, ``limit``: of ``verdict``."""
     from scipy.special import stdtr
 
     sd = max(math.sqrt(design.factor * one.variance / one.n), 1e-9)
     p_harm, ends = float(stdtr(one.n - 1, -one.mean / sd)), one.interval(design)
-    return _told(one, design, one.mean, ends, p_harm, one.variance, decision.verdict(p_harm, *ends, limit))
+    return _told(one, design, one.mean, ends, p_harm, one.variance, decision.verdict(p_harm, *ends, margin, limit))
 
 
 def _told(

@@ -171,8 +171,8 @@ def sheet(found: Mapping[str, Any], site: str, leaves: Sequence[Mapping[str, str
 
     Returns:
         format, language, site, title, task, score; sites, refused (names), patients; answer: kind, candidate, sentence;
-        mix, with its sentence; candidates: rows as in join.json; groups and not_validated (other scores): those of the
-        answer's candidate; leaves; privacy: epsilon and delta by method and whose they are, with sentences.
+        mix, with its sentence; candidates: rows as in join.json; groups: those of the answer's candidate;
+        leaves; privacy: epsilon and delta by method and whose they are, with sentences.
     """
     words, row, candidates = texts(language), found["sites"][site], list(found["candidates"])
     kind, name = choice(row, candidates)
@@ -197,7 +197,6 @@ def sheet(found: Mapping[str, Any], site: str, leaves: Sequence[Mapping[str, str
         MIX: {**row[MIX], "sentence": _mix(row[MIX], found, words)},
         "candidates": row["candidates"],
         "groups": {group: {"n": one["n"], **one["candidates"][name]} for group, one in row.get("groups", {}).items()},
-        "not_validated": {score: each[name] for score, each in row.get("other_scores", {}).items()},
         "privacy": {"methods": found.get("privacy", {}), "sentences": _privacy(found, words)},
         "leaves": [{**one, "meaning": words["meanings"].get(one["meaning"], one["meaning"])} for one in leaves],
     }
