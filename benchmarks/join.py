@@ -3,7 +3,6 @@
 
     python benchmarks/join.py [--federations 60] [--workers 2] [--seed 0] [--cache DIR] [--toy]
     python benchmarks/join.py --real ist:countries [--deals 20]
-    python benchmarks/join.py --outside ist:hospitals [--deals 10]
     python benchmarks/join.py --monitor [--streams 1000]
 
 Hospitals have 30 to 500 patients, ten features and a logistic truth whose intercept, slopes and features differ between
@@ -35,7 +34,6 @@ from fairflare.functional import decision, slopes
 from fairflare.functional.decision import Array, Design
 from fairflare.functional.exchange import Direction, row_of
 from fairflare.inference import monitor
-from fairflare.studies.forecast import Calibration, Together, pull_weights
 from fairflare.tasks.folds import everyone, untestable
 
 FEATURES, FRESH = 10, 4000
@@ -259,7 +257,9 @@ def regressed(kept: Federation, realised: Array) -> tuple[list[slopes.Slopes], l
     fits = [
         slopes.fitted(one.x, one.y, slopes.Others.of_all(kept.shared, total, sites, one.x, one.y)) for one in kept.found
     ]
-    weights = pull_weights(np.stack([fit.evidence for fit in fits]))
+    evidence, weights = np.stack([fit.evidence for fit in fits]), np.full(len(slopes.PULLS), 1 / len(slopes.PULLS))
+    for _ in range(slopes.EM_STEPS):
+        weights = slopes.em_step(slopes.shares(evidence, weights).sum(axis=0), len(evidence))
     one, others = kept.outside, slopes.Others(kept.shared, np.linalg.inv(total), sites)
     of = slopes.Slopes.of(slopes.fitted(one.x, one.y, others), weights)
     level = newton(one.x, one.y, np.ones((1, len(one.y))), np.ones(1), kept.shared[None], free=1)
@@ -420,61 +420,6 @@ def real_hospitals(name: str) -> list[tuple[str, Array, Array]]:
     return found
 
 
-def outside(name: str, deals: int, seed: int) -> list[Row]:
-    """What each real hospital of 50 patients or more is told by half of them before it joins, and what the others say.
-
-    The federation is the exact regression of all other hospitals.
-    """
-    found = real_hospitals(name)
-    known = Together.of([(x, y) for _, x, y in found])
-    rows = []
-    for (site, x, y), them in zip(found, known.others, strict=True):
-        rng = np.random.default_rng([seed, len(y), int(y.sum())])
-        for deal in range(deals if len(y) >= 50 else 0):
-            half = rng.permutation(len(y)) < len(y) // 2
-            if not 5 <= y[half].sum() <= half.sum() - 5:
-                continue
-            told = outside_deal(rng, (x[half], y[half]), (x[~half], y[~half]), them, known.weights)
-            rows += [row_ | {"regime": "real", "number": site, "deal": deal} for row_ in told]
-    return rows
-
-
-def outside_deal(
-    rng: np.random.Generator, known: tuple[Array, Array], rest: tuple[Array, Array], others: slopes.Others, prior: Array
-) -> list[Row]:
-    """Forecast and realised benefit of the others' regression with an own intercept, and with own slopes."""
-    x, y = known
-    folds, centre = dealt(rng, y, 1), others.centre[None]
-    own = tuned(x, y, folds, np.zeros((DESIGN.folds + 1, x.shape[1])), PENALTIES)[-1]
-    level = newton(x, y, np.ones((1, len(y))), np.ones(1), centre, free=1)[0]
-    of, rows = slopes.Slopes.of(slopes.fitted(x, y, others), prior), []
-    for name, model in (("shared", others.centre), ("shared+intercept", level), ("own slopes", None)):
-        inside, new = (of.risks(z) if model is None else expit(z @ model) for z in (x, rest[0]))
-        part = slopes.Regressed.of_models(of, x, expit(x @ own), inside).widened()
-        told = slopes.gain(part.of, part.q)
-        true = float(((expit(rest[0] @ own) - rest[1]) ** 2 - (new - rest[1]) ** 2).mean())
-        rows.append(row(name, "forecast", true, len(y), *told.interval(), float(told.below(0.0)), told.mean))
-    return rows
-
-
-def show_outside(table: pd.DataFrame) -> None:
-    """As ``show_forecasts``, of hospitals' means over deals; realised ones are of few patients, and their chance."""
-    means = table.groupby(["regime", "what", "way", "number"], sort=False).mean().reset_index()
-    print(f"{means.number.nunique()} hospitals; mean realised benefit and s.e. over hospitals:")
-    print(means.groupby("what", sort=False)["true"].agg(["mean", "sem"]).round(4).to_string())
-    show_forecasts(means)
-    print("\nCalibrated on all others (`join-forecast`): intervals held, mean width; verdicts: number, mean realised")
-    for name, rows in means.groupby("what", sort=False):
-        true, told = rows["true"].to_numpy(), rows[["p2", "low", "high"]].to_numpy()
-        found = []
-        for k in range(len(true)):
-            mean, low, high, p_harm = Calibration.of(np.delete(true, k), np.delete(told, k, 0)).expect(told[k, 0])
-            found.append((low <= true[k] <= high, high - low, decision.verdict(p_harm, low, high), true[k]))
-        each = pd.DataFrame(found, columns=["held", "width", "verdict", "true"])
-        words = each.groupby("verdict")["true"].agg(["size", "mean"]).round(4).to_dict("index")
-        print(f"{name:18}{each.held.mean():.3f}, {each.width.mean():.3f}; {words}")
-
-
 def real(name: str, deals: int, seed: int) -> list[Row]:
     """Real hospitals, dealt again: 70 % of each one's patients train, the others say what the models are worth."""
     hospitals = real_hospitals(name)
@@ -512,7 +457,8 @@ def real_deal(hospitals: Sequence[tuple[str, Array, Array]], seed: Sequence[int]
             part = each[CANDIDATES.index(name)][i] if name in CANDIDATES else slope_part
             said = slopes.gain(part.of, part.q)
             low, high = said.interval()
-            words = decision.verdict(float(said.below(0.0)), low, high)
+            margin = 0.02 * float((risks[0] * (1 - risks[0])).mean())
+            words = decision.verdict(float(said.below(0.0)), low, high, margin)
             true = own - ((test - one.risks) ** 2).mean()
             yield told | {
                 "what": name,
@@ -667,7 +613,6 @@ def main() -> None:
     parser.add_argument("--monitor", action="store_true", help="the monitor alone")
     parser.add_argument("--streams", type=int, default=1000)
     parser.add_argument("--real", metavar="TASK", help="real hospitals instead: ist, heart:full")
-    parser.add_argument("--outside", metavar="TASK", help="forecasts for real hospitals instead: ist:hospitals")
     parser.add_argument("--deals", type=int, default=20)
     parser.add_argument("--cache", metavar="DIR", help="keep simulated federations here")
     parser.add_argument("--out", help="also write every row as CSV here")
@@ -675,11 +620,11 @@ def main() -> None:
     options = parser.parse_args()
     if options.toy:
         options.regimes, options.sites, options.federations, options.workers = ["mixed"], [6], 1, 1
-    if asked := options.real or options.outside:
-        table = pd.DataFrame((real if options.real else outside)(asked, options.deals, options.seed))
+    if options.real:
+        table = pd.DataFrame(real(options.real, options.deals, options.seed))
         if options.out:
             table.to_csv(options.out, index=False)
-        (show_real if options.real else show_outside)(table)
+        show_real(table)
         return
     if options.toy or options.monitor:
         show_monitor(3 if options.toy else options.streams, 50 if options.toy else 2000, options.seed)

@@ -584,6 +584,49 @@ class Federation:
             found = measure_join(question, folder, force=force, workers=workers)
         return Joined(folder, found)
 
+    def decide(
+        self,
+        *,
+        folds: int = 5,
+        repeats: int = 10,
+        threshold: float | None = None,
+        worthwhile: float = 0.0,
+        out: Paths | None = None,
+    ) -> pandas.DataFrame:
+        """Alone, use, or join: a row per hospital of a table of two classes, see docs/decision.md.
+
+        It needs one federated regression of its own, whatever the method of this federation.
+
+        Args:
+            folds: K.
+            repeats: deals of folds.
+            threshold: the risk from which on the clinic treats, in (0, 1).
+            worthwhile: the smallest net benefit per patient that matters.
+            out: the folder, for ``decision.json`` and the page ``join.html``; by default one below ``runs``.
+
+        Returns:
+            Columns ``verdict``, ``participation``, ``reason``, ``p_false``, ``patients``, ``margin``, and of each of
+            ``U``, ``J``, ``D`` the gain in Brier score, ``_low`` and ``_high`` of its 95 % interval; NaN without one.
+
+        Raises:
+            UserError: no table of two classes.
+        """
+        import pandas
+
+        from fairflare.studies.join import asked, measure_decision
+
+        folder = Path(out) if out is not None else Path(f"{default_folder(self.config)}-decision")
+        question = asked([self.config], folds, repeats, 0.0, 100)
+        found = measure_decision(question, folder, threshold=threshold, worthwhile=worthwhile)
+        columns = ["verdict", "participation", "reason", "p_false", "patients", "margin"]
+        rows = {}
+        for site, one in found["sites"].items():
+            each = {key: one.get("estimands", {}).get(key, {}) for key in ("U", "J", "D")}
+            parts = (("", "value"), ("_low", "low"), ("_high", "high"))
+            ends = {f"{key}{end}": of.get(name) for key, of in each.items() for end, name in parts}
+            rows[site] = {**{key: one.get(key) for key in columns}, **ends}
+        return pandas.DataFrame.from_dict(rows, orient="index").rename_axis("hospital")
+
     def state_dict(self) -> dict[str, torch.Tensor]:
         """The final model's entries, on the CPU."""
         return read_model(self._finished / MODEL)

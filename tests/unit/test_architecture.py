@@ -38,8 +38,9 @@ BELOW = {
     "inference": {"core", "functional", "data", "networks", "tasks", "engine", "report", "trainers", "import_data"},
     "testing": {"core", "functional", "privacy", "data", "networks", "tasks", "engine", *PARTS},
     "import_data": {"core", "functional", "data", "networks", "tasks", "engine"},
-    "studies": DESK,
-    "cli": {*DESK, "testing", "studies", "import_data"},
+    "decision": {"core", "functional", "data", "tasks"},
+    "studies": {*DESK, "decision"},
+    "cli": {*DESK, "testing", "decision", "studies", "import_data"},
 }
 """Room -> the rooms below it, which it may import."""
 ALONE = {"flare/simulate.py": {"datasets"}}

@@ -24,7 +24,6 @@ from fairflare.inference.mix import MIX, NUMBERS, Member, Mix, Trees, monitored,
 from fairflare.report.join import OutOfFold
 from fairflare.studies import candidates
 from fairflare.studies.candidates import as_module, federation_odds
-from fairflare.studies.join import Question, fewer, within
 from fairflare.studies.joined import by_group
 
 LABELS = ["fedavg", "fedavg + intercept", "fedavg + class shares", "glm", "glm + intercept"]
@@ -180,15 +179,6 @@ def test_a_group_is_told_only_where_none_of_its_attribute_is_small():
     found = by_group(tested, {"large": large, "small": small, "one": ["a"] * 200}, ["fedavg"], Design(2, 1))
     assert list(found) == ["large=unknown", "large=a", "large=b"]
     assert found["large=a"]["n"] == 100 and {*found["large=a"]["candidates"]["fedavg"]} == {"benefit", "low", "high"}
-
-
-def test_a_budget_takes_repetitions_then_folds_and_never_patients(joined):
-    assert [(one.folds, one.repeats) for one in fewer(Design(4, 2))] == [(4, 2), (4, 1), (3, 1), (2, 1)]
-    folder, choices = joined[2] / "join", {"rounds": 2, "values": {"logit_tau": 1}}
-    question = Question(("fedavg", "glm"), "heart:full", Design(3, 2), choices=choices)
-    assert within(question, folder, 1e4) == question, "finished runs say how long one takes"
-    with pytest.raises(UserError, match="--budget: expected at least"):
-        within(question, folder, 1e-4)
 
 
 def test_federations_of_other_data_or_one_name_are_no_candidates():

@@ -43,7 +43,6 @@ from fairflare.functional.survival import concordance_error
 from fairflare.inference.frames import metric_frame
 from fairflare.inference.monitor import patients_of
 from fairflare.report.join import OutOfFold
-from fairflare.studies import forecast
 from fairflare.studies.candidates import own_log_risks
 from fairflare.tasks.folds import dealt, everyone, folded, untestable
 from fairflare.tasks.kinds.own import _split
@@ -277,24 +276,6 @@ def test_a_patient_that_comes_again_is_no_new_evidence(tmp_path):
     table = pd.DataFrame({"outcome": [0, 1, 0, 1], "own": [0.1, 0.2, 0.3, 0.4], "used": [0.5, 0.6, 0.7, 0.8]})
     table.assign(patient=["a", "b", "a", ""]).to_csv(tmp_path / "t.csv", index=False)
     assert patients_of(tmp_path / "t.csv", ["outcome", "own", "used"]) == [(0, 0.1, 0.5), (1, 0.2, 0.6), (1, 0.4, 0.8)]
-
-
-def test_a_forecast_halves_patients(monkeypatch):
-    seen, owner = [], np.repeat(np.arange(60), 4)
-    rng = np.random.default_rng(0)
-    x, y = np.hstack([np.ones((240, 1)), rng.normal(size=(240, 3))]), (np.arange(60) % 2).astype(float)[owner]
-
-    def kept(known, others, weights, rest, whose):
-        seen.append((whose, len(known[1]), len(rest[1])))
-        told = dict(zip(("realised", "benefit", "low", "high"), rng.normal(size=4)))
-        return dict.fromkeys((forecast.METHOD, forecast.METHOD + forecast.INTERCEPT), told)
-
-    monkeypatch.setattr(forecast, "forecasts", kept)
-    hospitals = {name: (x, y) for name in "abcd"}
-    forecast.calibrated(hospitals, forecast.Together.of(list(hospitals.values())), owners=dict.fromkeys("abcd", owner))
-    assert len(seen) == 4 * forecast.DEALS
-    assert all(np.bincount(whose).max() == 4 and len(np.unique(whose)) == 30 == n / 4 for whose, n, _ in seen)
-    assert all((np.bincount(whose)[np.unique(whose)] == 4).all() and rest == 120 for whose, _, rest in seen)
 
 
 def test_a_datalists_patients_are_known(tmp_path):

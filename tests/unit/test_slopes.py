@@ -11,7 +11,6 @@ from scipy.special import expit
 from fairflare.functional import slopes
 from fairflare.functional.decision import Design, Normals
 from fairflare.functional.slopes import Others
-from fairflare.studies.forecast import pull_weights
 
 
 def hospital(n: int = 80, seed: int = 0, beta=(-0.3, 0.6, -0.4)):
@@ -65,9 +64,11 @@ def test_hospitals_that_differ_little_pull_more():
     def weights(sd):
         rng = np.random.default_rng(1)
         betas = np.array([-0.2, 0.5, -0.5]) + rng.normal(0, sd, (15, 3))
-        return pull_weights(
-            np.stack([slopes.fitted(*hospital(300, k, b), OTHERS).evidence for k, b in enumerate(betas)])
-        )
+        evidence = np.stack([slopes.fitted(*hospital(300, k, b), OTHERS).evidence for k, b in enumerate(betas)])
+        found = np.full(len(slopes.PULLS), 1 / len(slopes.PULLS))
+        for _ in range(slopes.EM_STEPS):
+            found = slopes.em_step(slopes.shares(evidence, found).sum(axis=0), len(evidence))
+        return found
 
     alike, differing = weights(0.02) @ np.log(slopes.PULLS), weights(0.8) @ np.log(slopes.PULLS)
     assert alike > np.log(30) and differing < np.log(10)

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +18,27 @@ if TYPE_CHECKING:
     from fairflare.studies.parallel import Workers
 
 
+def threshold_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """The clinic's threshold, and what is worthwhile there."""
+    worthwhile = click.option(
+        "--worthwhile",
+        type=click.FloatRange(0, 1),
+        default=0.0,
+        metavar="GAIN",
+        help="With --threshold: the smallest net benefit per patient that matters.",
+    )
+    return click.option(
+        "--threshold",
+        type=click.FloatRange(0, 1, min_open=True, max_open=True),
+        metavar="RISK",
+        help="The risk from which on the clinic treats.",
+    )(worthwhile(command))
+
+
+DECIDE, DATA_ONLY = "decide", "fedavg"
+"""The word for no METHOD, and the method whose configuration then says which data."""
+
+
 def as_margin(ctx: click.Context, param: click.Parameter, value: str) -> float:
     """0 for "strict", or a loss in [0, 0.1]."""
     try:
@@ -29,19 +51,13 @@ def as_margin(ctx: click.Context, param: click.Parameter, value: str) -> float:
 
 
 @click.command()
-@click.argument("methods", nargs=-1, required=True, metavar="METHOD [METHOD...]")
+@click.argument("methods", nargs=-1, metavar="[decide|METHOD...]")
 @choices_options
 @run_options
 @click.option("--secure", is_flag=True, help="Sites send sums in secret alone; each hospital makes its own answer.")
 @click.option("--export", type=PATH, metavar="DIR", help="Write the FLARE job to DIR, and run nothing.")
 @option("--folds", type=click.IntRange(2, 20), default=5, metavar="K", help="Folds.")
 @option("--repeats", type=click.IntRange(1, 20), default=3, metavar="R", help="Deals of folds.")
-@click.option(
-    "--budget",
-    type=click.FloatRange(0, min_open=True),
-    metavar="MINUTES",
-    help="For the trainings: fewer repetitions, then fewer folds.",
-)
 @option(
     "--no-harm",
     "margin",
@@ -60,6 +76,7 @@ def as_margin(ctx: click.Context, param: click.Parameter, value: str) -> float:
 @click.option(
     "--event", default="", metavar="CLASS", help="The class whose risk is asked for, of a task with more than two."
 )
+@threshold_options
 @click.option("--class-shares", "shares", is_flag=True, help="A shared model counts with own class shares, too.")
 @option("--seed", type=int, default=0, help="Of the initial models and all local work.")
 @grid_options
@@ -68,8 +85,9 @@ def join(
     task: str,
     choices: dict[str, Any],
     folds: int,
-    repeats: int,
-    budget: float | None,
+    repeats: int | None,
+    threshold: float | None,
+    worthwhile: float,
     seed: int,
     env: str,
     deployment: dict[str, Any] | None,
@@ -80,7 +98,12 @@ def join(
     workers: Workers | None,
     **asked: Any,
 ) -> Told | None:
-    """Say for every hospital whether it gains by joining, and with which METHOD's model.
+    """Alone, use, or join: what should each hospital do, and which METHOD's model is best for it?
+
+    `decide`, or no METHOD, needs one federated regression on a table of two classes. For every hospital it compares its
+    own model, the others' model with its own calibration (use) and the model of all (join). docs/decision.md
+
+    With METHODs their models are compared with the own one, too.
 
     Every patient is tested by models that never saw this patient: for each fold the federation trains without it. The
     own model is the better of penalised regression and boosted trees on the hospital's table. Finished runs found in
@@ -90,10 +113,25 @@ def join(
     over all their patients, or with --secure sums over sites alone.
     """
     from fairflare.functional.decision import Design
-    from fairflare.studies.join import Question, measure_join, within
+    from fairflare.studies.join import Question, measure_decision, measure_join
 
-    question = Question(methods, task, Design(folds, repeats), seed=seed, choices=choices, **asked)
+    if alone := methods in ((), (DECIDE,)):
+        methods = (DATA_ONLY,)
+    question = Question(
+        methods, task, Design(folds, repeats or (10 if alone else 3)), seed=seed, choices=choices, **asked
+    )
+    if not alone and (threshold is not None or worthwhile):
+        raise click.UsageError("--threshold and --worthwhile: expected `fairflare join decide`, without a METHOD")
     folder = out or Path("runs") / comparison_name(task, {**choices, "seed": seed, "by": methods}, "join")
+    if alone:
+        from fairflare.decision.study import lines
+
+        if export or secure or env != "local":
+            raise click.UsageError(
+                "join decide: expected patients on this machine; --env, --secure and --export need a METHOD"
+            )
+        found = measure_decision(question, folder, threshold=threshold, worthwhile=worthwhile)
+        return found, "\n".join([*lines(found), f"page: {folder / 'join.html'}"])
     if export or secure or env != "local":
         from fairflare.studies.join_job import job_of, join_by_job
 
@@ -105,11 +143,13 @@ def join(
             return None
         found = join_by_job(config, folder, env=env, deployment=deployment, force=force)
     else:
-        if budget is not None:
-            question = within(question, folder, budget, force=force, workers=workers)
         found = measure_join(question, folder, force=force, workers=workers)
     said = [f"{site}: {row['answer']}" for site, row in found["sites"].items()]
     said += [f"{site}: not answered: {why}" for site, why in found["refused"].items()]
+    if "decision" in found:
+        from fairflare.decision.study import lines
+
+        said = ["Alone, use, or join:", *lines(found["decision"]), "Methods:", *said]
     if secure:
         said.append("each hospital's own answer lies at its site, in SITE.join.json: fairflare join-sheet FILE")
     said.append(f"page: {folder / 'join.html'}")
@@ -129,33 +169,21 @@ def join_sheet(file: Path) -> None:
 
 
 @click.command("join-forecast")
-@click.argument("source", type=PATH, metavar="JOIN_FOLDER|QUESTION")
-@click.argument("file", type=PATH, required=False, metavar="[ANSWER|TABLE]")
+@click.argument("question", type=PATH)
+@click.argument("table", type=PATH)
+@threshold_options
 @as_json
-def join_forecast(source: Path, file: Path | None) -> Told:
-    """Say what a hospital outside would gain, before it joins, and how far such forecasts came true in the federation.
+def join_forecast(question: Path, table: Path, threshold: float | None, worthwhile: float) -> Told:
+    """Alone, use, or join, for a hospital that is not in: from the federation's QUESTION and the hospital's own TABLE.
 
-    Alone, the federation writes its question, JOIN_FOLDER/forecast.json. With QUESTION and its TABLE the hospital
-    answers in TABLE.forecast.json, means over all its patients; JOIN_FOLDER and this ANSWER tell the federation the
-    same. For joins with glm, of patients on this machine. docs/join.md
+    QUESTION is the file question.json that `join decide` writes. It is all computed at the hospital; nothing goes back.
+    docs/decision.md
     """
-    from fairflare.studies import forecast
+    from fairflare.decision.study import lines
+    from fairflare.studies.forecast import answer
 
-    target, found = source, None
-    if source.is_dir():
-        question = forecast.read(source / forecast.QUESTION, "run") if file else forecast.ask(source)
-        target = source / forecast.QUESTION
-        found = forecast.read(file, "n") if file else None
-    else:
-        if file is None:
-            raise click.UsageError("expected QUESTION and TABLE, or JOIN_FOLDER")
-        question = forecast.read(source, "run")
-        found, target = forecast.answer(question, file)
-    told = forecast.tell(question, found) if found else {}
-    said = [*(f"{name}: {row['sentence']}" for name, row in told.items()), *forecast.right(question)]
-    if file is None or not source.is_dir():
-        said.append(f"{'question' if file is None else 'answer'}: {target}")
-    return {"candidates": told, "calibration": question["calibration"]}, "\n".join(said)
+    found = answer(question, table, threshold, worthwhile)
+    return found, "\n".join(lines(found))
 
 
 @click.command()

@@ -32,8 +32,8 @@ LEAST_DISAGREEMENT = 1e-8
 SHRUNK_BY = 2.0
 """Added to the denominator of a regression's slopes when variances are smoothed."""
 GAINS, LOSES, SAME, UNCLEAR = "gains", "loses", "no difference that matters", "cannot be told"
-MATTERS = 0.005
-"""A benefit whose interval lies within -/+ this makes no difference that matters."""
+MATTERS = 0.02
+"""A benefit whose interval lies within -/+ this share of the own model's loss makes no difference that matters."""
 
 
 @dataclass(frozen=True)
@@ -319,9 +319,9 @@ def stretch(sites: int) -> float:
 # What is said.
 
 
-def verdict(p_harm: float, low: float, high: float, limit: float = 0.05) -> str:
-    """By the probability of harm; ``SAME`` where the interval has nothing that matters."""
-    if low >= -MATTERS and high <= MATTERS:
+def verdict(p_harm: float, low: float, high: float, margin: float, limit: float = 0.05) -> str:
+    """By the probability of harm; ``SAME`` where the interval lies within -/+ ``margin``."""
+    if low >= -margin and high <= margin:
         return SAME
     if p_harm < limit:
         return GAINS

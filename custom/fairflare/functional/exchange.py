@@ -122,16 +122,24 @@ def _seconds(right: Array, square: Array, patients: Owners | None) -> Array:
 
 
 class Direction(NamedTuple):
-    """One direction at one hospital: E[r D], E[D^2] and second moments, see ``Row``."""
+    """One direction at one hospital: E[r D], E[D^2], second moments and the own model's loss, see ``Row``."""
 
     n: int
     right: float
     square: float
     seconds: Array
+    own: float
+
+    @property
+    def margin(self) -> float:
+        """The loss that does not matter; the outcome's share, of which it might be made, does not leave."""
+        return decision.MATTERS * self.own
 
     @classmethod
     def along(cls, row: Row, weights: Array, seconds: Array) -> Direction:
-        return cls(row.n, float(weights @ row.right), max(float(weights @ row.products @ weights), 0.0), seconds)
+        return cls(
+            row.n, float(weights @ row.right), max(float(weights @ row.products @ weights), 0.0), seconds, row.own
+        )
 
     def variance(self, of_right: float, of_square: float) -> float:
         """Of a patient's ``of_right`` r D + ``of_square`` D^2."""
@@ -254,16 +262,25 @@ class Hospital:
         For each candidate the expected benefit, the ends of its interval and the probability of harm; of the mix its
         share, probability of harm, benefit and ends.
         """
-        if self.deployed is None or not known.regressed:
+        if not (found := self._corrected(known)):
             return None
-        parts = known.parts(told := self.told(known))
-        each = zip(self._right(known, told), known.misfits, strict=True)
-        found = [one.widened(*slopes.misfit(total)).of for one, total in each]
         numbers: list[float] = []
-        for part, of in zip(parts[:-1], found):
+        for part, of in found[:-1]:
             gain = slopes.gain(of, part.q)
             numbers += [gain.mean, *gain.interval(), slopes.harm(of, part.q)]
-        return self._round(np.array([*numbers, *safe_mix(parts[-1], found[-1], margin).values()]))
+        return self._round(np.array([*numbers, *safe_mix(*found[-1], margin).values()]))
+
+    def gains(self, known: Known) -> list[Normals]:
+        """The distribution of each candidate's benefit by this hospital's regression; empty: it has none."""
+        return [slopes.gain(of, part.q) for part, of in self._corrected(known)[:-1]]
+
+    def _corrected(self, known: Known) -> list[tuple[Right, Normals]]:
+        """Of each candidate's direction and the common one: by outcomes, and by regression less its misfit."""
+        if self.deployed is None or not known.regressed:
+            return []
+        parts = known.parts(told := self.told(known))
+        each = zip(parts, self._right(known, told), known.misfits, strict=True)
+        return [(part, one.widened(*slopes.misfit(total)).of) for part, one, total in each]
 
     def _fit(self, known: Known) -> slopes.Fitted:
         if not self._fits:  # the same at every later sum
@@ -493,7 +510,7 @@ class Known:
     def _answer(self, c: int, one: Direction) -> Json:
         benefit, f = one.benefit(self.design), self.design.factor
         if self.sites < LEAST_SITES:
-            return answered_alone(benefit, self.design)
+            return answered_alone(benefit, self.design, one.margin)
         noise, x, part = self.noise(c, benefit.n), decision.of_size(benefit.n), one.part_right(self.design)
         others = self._hospitals(c).without(self._benefit_terms(c, benefit))
         of = others.given(benefit.mean, noise, x, (f - 1) * noise)
@@ -504,7 +521,8 @@ class Known:
         """Of one candidate, with its benefit by this hospital alone and by all."""
         benefit = one.benefit(self.design)
         variance = self.noise(c, one.n) * one.n if self.sites >= LEAST_SITES else benefit.variance
-        return _told(benefit, self.design, mean, (low, high), p_harm, variance, decision.verdict(p_harm, low, high))
+        words = decision.verdict(p_harm, low, high, one.margin)
+        return _told(benefit, self.design, mean, (low, high), p_harm, variance, words)
 
     def _posterior(self, part: Right, total: Array, precision: float) -> Normals:
         """Of the part that is right at a hospital."""
@@ -516,13 +534,21 @@ class Known:
         return others.given(part.a, part.variance, self._x(part), luck, slopes.UNLIKE)
 
 
-def answered_alone(one: Benefit, design: Design, limit: float = 0.05) -> Json:
-    """A hospital's answer of one candidate from its own patients alone; ``limit``: see ``decision.verdict``."""
+def in_place(hospitals: Iterable[Hospital], known: Known) -> Known:
+    """``known`` with all sums, of hospitals at hand."""
+    everyone = list(hospitals)
+    while known.next < PLACES:
+        known = known.after(added(one.terms(known) for one in everyone))
+    return known
+
+
+def answered_alone(one: Benefit, design: Design, margin: float, limit: float = 0.05) -> Json:
+    """A hospital's answer of one candidate from its own patients alone; ``margin``, ``limit``: of ``verdict``."""
     from scipy.special import stdtr
 
     sd = max(math.sqrt(design.factor * one.variance / one.n), 1e-9)
     p_harm, ends = float(stdtr(one.n - 1, -one.mean / sd)), one.interval(design)
-    return _told(one, design, one.mean, ends, p_harm, one.variance, decision.verdict(p_harm, *ends, limit))
+    return _told(one, design, one.mean, ends, p_harm, one.variance, decision.verdict(p_harm, *ends, margin, limit))
 
 
 def _told(

@@ -7,7 +7,7 @@ The decision sheet tells one hospital on one page, made of ``join.json`` alone; 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -18,7 +18,8 @@ import numpy as np
 from fairflare.engine.setup.join_plan import INTERCEPT
 from fairflare.functional import decision
 from fairflare.functional.decision import Array, Design, Owners
-from fairflare.functional.exchange import LEAST_SITES, PLACES, Deployed, Hospital, Known, added
+from fairflare.functional.exchange import LEAST_SITES, Deployed, Hospital, Known, in_place
+from fairflare.report.decision import with_figures
 from fairflare.report.values import likely, rendered, signed
 
 Json = dict[str, Any]
@@ -87,14 +88,6 @@ def answers(
     return {**about, "margin": margin, "candidates": together, "weights": mixed, "sites": rows, "note": note}
 
 
-def in_place(hospitals: Iterable[Hospital], known: Known) -> Known:
-    """``known`` with all sums, of hospitals at hand."""
-    everyone = list(hospitals)
-    while known.next < PLACES:
-        known = known.after(added(one.terms(known) for one in everyone))
-    return known
-
-
 def choice(row: Mapping[str, Any], candidates: Sequence[str]) -> tuple[str, str]:
     """Which answer a hospital gets ("join", "join_with", "stay", "same", "needs_more" or "needs_many"), and the
     candidate of which it speaks."""
@@ -147,7 +140,8 @@ def _interval(one: Mapping[str, Any]) -> str:
 
 def page(found: Mapping[str, Any]) -> str:
     """``join.html``: the federation, then a sheet for every hospital, each on a printed page of its own."""
-    return rendered("join", found=found)
+    drawn = {**found, "decision": with_figures(found["decision"])} if "decision" in found else found
+    return rendered("join", found=drawn)
 
 
 FORMAT = 1
@@ -177,8 +171,8 @@ def sheet(found: Mapping[str, Any], site: str, leaves: Sequence[Mapping[str, str
 
     Returns:
         format, language, site, title, task, score; sites, refused (names), patients; answer: kind, candidate, sentence;
-        mix, with its sentence; candidates: rows as in join.json; groups and not_validated (other scores): those of the
-        answer's candidate; leaves; privacy: epsilon and delta by method and whose they are, with sentences.
+        mix, with its sentence; candidates: rows as in join.json; groups: those of the answer's candidate;
+        leaves; privacy: epsilon and delta by method and whose they are, with sentences.
     """
     words, row, candidates = texts(language), found["sites"][site], list(found["candidates"])
     kind, name = choice(row, candidates)
@@ -203,7 +197,6 @@ def sheet(found: Mapping[str, Any], site: str, leaves: Sequence[Mapping[str, str
         MIX: {**row[MIX], "sentence": _mix(row[MIX], found, words)},
         "candidates": row["candidates"],
         "groups": {group: {"n": one["n"], **one["candidates"][name]} for group, one in row.get("groups", {}).items()},
-        "not_validated": {score: each[name] for score, each in row.get("other_scores", {}).items()},
         "privacy": {"methods": found.get("privacy", {}), "sentences": _privacy(found, words)},
         "leaves": [{**one, "meaning": words["meanings"].get(one["meaning"], one["meaning"])} for one in leaves],
     }

@@ -34,7 +34,17 @@ from fairflare.studies.labels import RUN_FILE
 COMPARISON, COMPARISON_PAGE, CONTRIBUTION = "compare.json", "compare.html", "contribution.json"
 RIDER, RIDERS = "rider.json", "riders.json"
 JOIN, JOIN_PAGE, SHEETS, OWN_MODELS = "join.json", "join.html", "sheets", "own"
-SUMMARIES: tuple[str, ...] = (COMPARISON, COMPARISON_PAGE, CONTRIBUTION, RIDERS, JOIN, JOIN_PAGE, "tables.csv")
+DECISION, QUESTION = "decision.json", "question.json"
+SUMMARIES: tuple[str, ...] = (
+    COMPARISON,
+    COMPARISON_PAGE,
+    CONTRIBUTION,
+    RIDERS,
+    JOIN,
+    JOIN_PAGE,
+    DECISION,
+    "tables.csv",
+)
 SUMMARIES += ("compare.csv", "compare.md", "compare.tex")
 SUMMARIES += tuple(f"{name}.{end}" for name in ("contribution", "riders") for end in ("csv", "md", "tex", "html"))
 FLARE_LOG = "flare_log.txt"

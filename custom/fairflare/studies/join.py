@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from datetime import datetime
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,8 +18,9 @@ import numpy as np
 from fairflare.core.errors import DataError, UserError
 from fairflare.core.validation import expected, shown
 from fairflare.data.tensors import Split
-from fairflare.engine import audit
-from fairflare.engine.files import AUDIT, save_json, save_text
+from fairflare.decision.decide import Decision
+from fairflare.decision.study import MAX_COLUMNS, decision_of, left_aside
+from fairflare.engine.files import save_json, save_text
 from fairflare.engine.preflight import SMALL
 from fairflare.engine.setup.config import RunConfig, site_of_client
 from fairflare.engine.setup.parts import Parts, build_parts
@@ -28,15 +28,17 @@ from fairflare.functional.decision import TREES, Array, Design, own_model
 from fairflare.functional.exchange import Deployed
 from fairflare.functional.reasons import Models, explained
 from fairflare.inference.mix import event_index
+from fairflare.report.decision import page as decision_page
 from fairflare.report.join import OWN, OutOfFold, answers, page
 from fairflare.report.sentences import study
 from fairflare.studies import candidates as offered
 from fairflare.studies import display
 from fairflare.studies.candidates import keep_own
-from fairflare.studies.folders import JOIN, JOIN_PAGE
-from fairflare.studies.joined import SCORES, by_group, by_score, differences, write_sheets
+from fairflare.studies.folders import DECISION, JOIN, JOIN_PAGE, QUESTION, check_collection, created, opened
+from fairflare.studies.forecast import question_of
+from fairflare.studies.joined import by_group, differences, write_sheets
 from fairflare.studies.labels import folder_name, split_method
-from fairflare.studies.parallel import Workers, budget
+from fairflare.studies.parallel import Workers
 from fairflare.studies.runs import run_once
 from fairflare.studies.study import SHARED, Study, config_of, facts
 from fairflare.tasks.folds import ALL, FEWEST, TOO_FEW, dealt, everyone, outcomes, untestable
@@ -165,17 +167,63 @@ def measure_join(
             for client, one in tested.items():
                 attributes = everyone(task.site_data(sites[client])).attributes
                 found["sites"][client]["groups"] = by_group(one, attributes, names, design)
-                found["sites"][client]["other_scores"] = by_score(one, names, design)
         title = titled(config, first)
         told = {"title": title, "task": question.task, "methods": list(question.methods)}
-        more = {"not_validated": [found["score"]] if plain else list(SCORES), "new_size": question.new_size}
+        more = {"not_validated": [found["score"]] if plain else [], "new_size": question.new_size}
         more |= {"event": question.event, "privacy": question.privacy(), "refused": refused}
+        if deployed:
+            bare = dataclasses.replace(config, fold="")
+            decided, _ = _decision(question, bare, build_parts(bare, at_site=True))
+            more |= {"decision": decided} if decided else {}
         more |= {"own_models": kinds, **facts()}
         result = {**told, **found, **({} if plain else _why(tested, names, question)), **more}
         save_json(folder / JOIN, result)
         save_text(folder / JOIN_PAGE, page(result))
         write_sheets(result, folder)
     return result
+
+
+def measure_decision(
+    question: Question, folder: Path, *, threshold: float | None = None, worthwhile: float = 0.0
+) -> dict[str, Any]:
+    """Answer every hospital, alone, use or join, from one federated training (``decision``), and write the page.
+
+    Of ``question`` task, design, event and choices count. ``threshold``: the risk from which on the clinic treats;
+    ``worthwhile``: the smallest net benefit per patient that matters. Returns the content of decision.json: as
+    ``decision.study.decision_of`` with title, task and refused (site -> why). Raises UserError: no table of two
+    classes, or the folder holds something else.
+    """
+    config = next(iter(question.each().values()))
+    parts = build_parts(config, at_site=True)
+    if not _checked(parts, dataclasses.replace(question, methods=()), {}):
+        raise UserError(f"join decide: expected a table of two classes, or --event CLASS, got {question.task}")
+    check_collection(folder)
+    with created(folder), opened(folder):
+        found, made = _decision(question, config, parts, threshold, worthwhile)
+        if made is None:
+            raise UserError(f"join decide: expected at most {MAX_COLUMNS} features, got more")
+        rows = sum(one["rows"] for one in found["sites"].values() if "rows" in one)
+        result = {"title": titled(config, parts), "task": question.task, **found, **facts()}
+        save_json(folder / DECISION, result)
+        save_json(folder / QUESTION, question_of(config, _event(parts, question), rows, made.training))
+        save_text(folder / JOIN_PAGE, decision_page(result))
+    return result
+
+
+def _decision(
+    question: Question, config: RunConfig, parts: Parts, threshold: float | None = None, worthwhile: float = 0.0
+) -> tuple[Json, Decision | None]:
+    """Empty of a table that is too wide."""
+    everybody, refused = _everybody(parts, site_of_client(config, parts.task))
+    width = next(iter(everybody.values())).inputs.shape[1]
+    if width > MAX_COLUMNS:
+        return {}, None
+    table, design, event = parts.task.table_inputs(), question.design, _event(parts, question)
+    features = () if table is None else (*table.numbers, *table.plain)
+    columns = {1 + k: f.column for k, f in enumerate(features) if not (f.values or f.missing or f.other)}
+    found, made = decision_of(everybody, event, columns, design.folds, design.repeats, threshold, worthwhile)
+    found["sites"] |= {site: left_aside(why) for site, why in refused.items()}
+    return found, made
 
 
 def titled(config: RunConfig, parts: Parts) -> str:
@@ -310,46 +358,3 @@ def _why(tested: Mapping[str, OutOfFold], names: Sequence[str], question: Questi
 
 def _event(parts: Parts, question: Question) -> int:
     return list(parts.task.classes).index(question.event) if question.event else event_index(parts)
-
-
-def within(
-    question: Question, folder: Path, minutes: float, *, force: bool = False, workers: Workers | None = 1
-) -> Question:
-    """The question with as many repetitions and folds as its trainings have time for.
-
-    Each method is first trained once on all patients, which ``combine`` needs anyhow; how long that took is in the
-    run's log, so that the same command makes the same of it again. Own models are not counted. Raises UserError: there
-    is no time for one repetition of two folds.
-    """
-    runs = {f"{folder_name(label)}-{ALL}": offered.on_fold(config, ALL) for label, config in question.each().items()}
-    with Study(runs).finished(folder, partial(run_once, force=force, page=False), workers=workers):
-        each = sum(seconds_of(folder / name) for name in runs)
-    found = budget(workers, "local", question.runs())
-    at_once = found if isinstance(found, int) else 1
-    left = 60 * minutes - each / at_once
-    design = next((one for one in fewer(question.design) if trainings(one) * each / at_once <= left), None)
-    if design is None:
-        least = each / at_once * (1 + trainings(fewer(question.design)[-1])) / 60
-        raise UserError(f"--budget: expected at least {least:.1f} minutes, got {minutes:g}")
-    took = display.duration(trainings(design) * each / at_once)
-    display.note(f"--budget {minutes:g}: {design.folds} folds, {design.repeats} repetitions, about {took} of training")
-    return dataclasses.replace(question, design=design)
-
-
-def fewer(design: Design) -> list[Design]:
-    """The design, then with fewer repetitions, then of one repetition with fewer folds."""
-    sizes = [(design.folds, repeats) for repeats in range(design.repeats, 0, -1)]
-    sizes += [(folds, 1) for folds in range(design.folds - 1, FEWEST - 1, -1)]
-    return [dataclasses.replace(design, folds=folds, repeats=repeats) for folds, repeats in sizes]
-
-
-def trainings(design: Design) -> float:
-    """How many trainings on all patients its trainings take as long as; each has (K - 1) / K of them."""
-    return design.repeats * (design.folds - 1)
-
-
-def seconds_of(folder: Path) -> float:
-    """From a run's first line in its log to its last."""
-    log = audit.AuditLog(folder / AUDIT)
-    first, last = (datetime.fromisoformat(entry["time"]) for entry in (log.first, log.last))
-    return (last - first).total_seconds()

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a join has found: as tables (``Federation.join``, ``fairflare.join``, or the folder of a finished one), and as
-decision sheets, a page and a JSON file per hospital; and what groups of patients and other scores say of it."""
+decision sheets, a page and a JSON file per hospital; and what groups of patients say of it."""
 
 from __future__ import annotations
 
@@ -190,9 +190,8 @@ def _leaves(labels: Sequence[str]) -> list[dict[str, str]]:
     return list(found.values())
 
 
-CLIPPED = 0.005
-"""Risks lie within [this, 1 - this] for the log loss."""
-SCORES = ("log_loss", "auc")
+SMALL_DIFFERENCE = 0.005
+"""Of C-indices and Dice, whose benefit within -/+ this does not matter."""
 C_INDEX, DICE = "C-index", "Dice"
 PLAIN = (
     "a plain difference in {} of the models of the folds, by each hospital's patients alone: how often its interval "
@@ -228,19 +227,6 @@ def _those(tested: OutOfFold, mask: npt.NDArray[np.bool_]) -> Owners | None:
     return None if tested.patients is None else tested.patients[mask]
 
 
-def by_score(tested: OutOfFold, candidates: Sequence[str], design: Design) -> dict[str, Any]:
-    """Score -> candidate -> how much better it is than the own model, from this hospital's patients alone.
-
-    Plain differences of the models of the folds; nobody has shown how often these intervals hold.
-    """
-    labels, (own, *others) = tested.labels, tested.risks
-    assert (folds := tested.folds) is not None
-    pairs = list(zip(candidates, others, strict=True))
-    losses = {c: _told(log_loss_benefit(labels, own, risks, tested.patients), design) for c, risks in pairs}
-    areas = {c: _told(auc_benefit(labels, own, risks, folds, tested.patients), design) for c, risks in pairs}
-    return dict(zip(SCORES, (losses, areas), strict=True))
-
-
 def differences(tested: Mapping[str, OutOfFold], candidates: Sequence[str], design: Design) -> dict[str, Any]:
     """As ``report.join.answers``, of times by the C-index and of masks by Dice, from each hospital's patients alone.
 
@@ -255,7 +241,7 @@ def differences(tested: Mapping[str, OutOfFold], candidates: Sequence[str], desi
         for name, new in zip(candidates, others, strict=True):
             plain = of_differences(new - own, new - own, one.patients)
             benefit = c_index_benefit(one.labels, own, new, folds, one.patients) if times else plain
-            rows[name] = answered_alone(benefit, design, 0.025)
+            rows[name] = answered_alone(benefit, design, SMALL_DIFFERENCE, 0.025)
         row = {"n": one.n, "by": "outcomes", "candidates": rows, MIX: dict.fromkeys(MIX_KEYS, 0.0)}
         sites[site] = {**row, "answer": sentence(row, candidates)}
     score = C_INDEX if times else DICE
@@ -268,20 +254,12 @@ def _told(one: Benefit, design: Design) -> dict[str, float]:
     return dict(zip(("benefit", "low", "high"), (one.mean, *one.interval(design)), strict=True))
 
 
-def auc_benefit(labels: Array, own: Array, candidate: Array, folds: Array, patients: Owners | None = None) -> Benefit:
-    """Of the areas under the ROC curves, candidate less own, over pairs of patients of one fold; as ``brier_benefit``.
-
-    Patients' shares are the influence function (DeLong et al., Biometrics 44, 1988), whose mean is the difference.
-    ``folds``: (R, n); a fold of one class alone has no pairs, but some fold of each repetition has.
-    """
-    shares = _auc_shares(labels, candidate, folds) - _auc_shares(labels, own, folds)
-    return of_differences(shares, candidate - own, patients)
-
-
 def c_index_benefit(
     targets: Array, own: Array, candidate: Array, folds: Array, patients: Owners | None = None
 ) -> Benefit:
-    """Of Harrell's C-indices, candidate less own, over comparable pairs of patients of one fold, as ``auc_benefit``.
+    """Of Harrell's C-indices, candidate less own, over comparable pairs of patients of one fold, as ``brier_benefit``.
+
+    A patient's share is the influence function, whose mean is the difference. A fold without comparable pairs has none.
 
     ``targets``: (n, 2) times and events; ``own`` and ``candidate``: (R, n) log risks out of fold.
     """
@@ -290,7 +268,10 @@ def c_index_benefit(
 
 
 def _c_shares(targets: Array, risks: Array, folds: Array) -> Array:
-    """(R, n) as ``_auc_shares``; the infinitesimal jackknife's, as of ``survival.concordance_error``."""
+    """(R, n) whose mean over patients is the index of each repetition, and whose variance is n times its own.
+
+    Those of the infinitesimal jackknife, as of ``survival.concordance_error``.
+    """
     won, pairs = np.zeros(risks.shape), np.zeros(risks.shape)
     for r, fold in {(r, fold) for r, row in enumerate(folds) for fold in row}:
         rows = folds[r] == fold
@@ -300,27 +281,3 @@ def _c_shares(targets: Array, risks: Array, folds: Array) -> Array:
         return np.full(risks.shape, np.nan)
     index = won.sum(axis=1, keepdims=True) / both
     return np.asarray(index + 2 * len(targets) * (won - index * pairs) / both)
-
-
-def _auc_shares(labels: Array, risks: Array, folds: Array) -> Array:
-    """(R, n) whose mean over patients is the area of each repetition, and whose variance is n times its own."""
-    ill, pairs = labels > 0.5, np.zeros((len(risks), 1))
-    wins, every = np.zeros(risks.shape), np.zeros(risks.shape)
-    for r, fold in {(r, fold) for r, row in enumerate(folds) for fold in row}:
-        for mine, sign in ((ill, 1), (~ill, -1)):
-            some, others = (folds[r] == fold) & mine, np.sort(sign * risks[r, (folds[r] == fold) & ~mine])
-            ends = [np.searchsorted(others, sign * risks[r, some], side) for side in ("left", "right")]
-            wins[r, some], every[r, some] = np.mean(ends, axis=0), len(others)
-        pairs[r] += ((folds[r] == fold) & ill).sum() * ((folds[r] == fold) & ~ill).sum()
-    area = (wins * ill).sum(axis=1, keepdims=True) / pairs
-    return np.asarray(area + len(labels) * (wins - area * every) / pairs)
-
-
-def log_loss_benefit(labels: Array, own: Array, candidate: Array, patients: Owners | None = None) -> Benefit:
-    """Of the plain difference of log losses; arguments as of ``brier_benefit``."""
-
-    def loss(risks: Array) -> Array:
-        kept = np.clip(risks, CLIPPED, 1 - CLIPPED)
-        return np.asarray(-np.log(np.where(labels > 0.5, kept, 1 - kept)))
-
-    return of_differences(loss(own) - loss(candidate), candidate - own, patients)
