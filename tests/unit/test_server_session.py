@@ -42,4 +42,4 @@ def test_a_job_that_has_ended_has_no_progress_and_that_is_no_failure(tmp_path, m
 def test_a_site_that_is_not_connected_is_named_before_the_run_begins():
     config, said = make_config("fedavg", "support2"), []
     deploy._check_sites(config, ["site-1", "site-2", "site-3"], said.append)
-    assert said == ["not connected, so that the job starts without: site-4"]
+    assert said == ["not connected, so that the job starts without: site-4; the next segment takes them up"]

@@ -66,6 +66,9 @@ set_option = click.option(
     callback=lambda ctx, param, pairs: parse_pairs(pairs),
     help="A parameter; repeat for more.",
 )
+require_option = click.option(
+    "--require", metavar="all|N", help="Named sites that must be there before the first round; else nothing begins."
+)
 accept_option = click.option(
     "--accept", multiple=True, metavar="CODE", help="Preflight's errors of this code are warnings; repeat for more."
 )
@@ -207,6 +210,8 @@ def task_option(command: Callable[..., None]) -> Callable[..., None]:
             if told["task"] or told["kind"] or plan:
                 raise UserError("--script: goes with --data DIR, without --task, --kind and --plan")
             chosen, own = own_script(script, told["datalists"], told["classes"])
+        elif others.get("continued") and others["continued"].is_dir():
+            chosen, own = "", members(others["continued"], told)
         else:
             chosen, own = own_data(**told)
         folds = click.get_current_context().info_name == "join"  # whose folds have no best round
@@ -294,13 +299,12 @@ def choices_options(command: Callable[..., None]) -> Callable[..., None]:
     @parts_option
     @set_option
     @accept_option
+    @require_option
     @weights_option
     @tune_option
     @functools.wraps(command)
-    def with_choices(
-        *, values: Values, accept: tuple[str, ...], init_from: str | None, tune: str | None, **others: Any
-    ) -> None:
-        given = {"init_from": init_from, "tune": tune, "accept": ",".join(accept)}
+    def with_choices(*, values: Values, accept: tuple[str, ...], **others: Any) -> None:
+        given = {key: others.pop(key) for key in ("init_from", "tune", "require")} | {"accept": ",".join(accept)}
         choices = {key: others.pop(key) for key in ("rounds", "sites")}
         command(choices={**choices, "values": united(values, {k: v for k, v in given.items() if v})}, **others)
 
@@ -310,7 +314,14 @@ def choices_options(command: Callable[..., None]) -> Callable[..., None]:
 def config_options(command: Callable[..., None]) -> Callable[..., None]:
     """METHOD and everything that makes one run of it; the command gets them as ``config``."""
 
-    @click.argument("method")
+    @click.argument("method", required=False)
+    @click.option(
+        "--continue",
+        "continued",
+        type=PATH,
+        metavar="RUN|ID",
+        help="The next segment of the federation in the folder RUN, without METHOD, or of the job ID.",
+    )
     @choices_options
     @option(
         "--seed",
@@ -319,13 +330,28 @@ def config_options(command: Callable[..., None]) -> Callable[..., None]:
         help="Seeds the initial model and all local work; the data have --set data_seed=N.",
     )
     @functools.wraps(command)
-    def with_config(*, method: str, task: str, seed: int, choices: dict[str, Any], **others: Any) -> None:
+    def with_config(
+        *, method: str | None, task: str, seed: int, choices: dict[str, Any], continued: Path | None, **others: Any
+    ) -> None:
         from fairflare.engine.setup.config import make_config
 
-        config = make_config(method, task, seed=seed, **choices)
+        going_on = continued is not None and continued.is_dir()
+        if bool(method) == going_on:
+            raise (
+                click.MissingParameter(param_hint="'METHOD'", param_type="argument")
+                if not method
+                else UserError(f"--continue {continued}: goes on with the run's own method, got {shown(method)}")
+            )
+        if going_on:
+            from fairflare.studies.segments import next_segment
+
+            config = next_segment(continued, choices["rounds"], choices["values"])
+        else:
+            own = {"federation": str(continued)} if continued else {}
+            config = make_config(method, task, seed=seed, **{**choices, "values": united(choices["values"], own)})
         say_reasons(config)
         started()  # processes may be forked from here on
-        command(config=config, **others)
+        command(config=config, continued=continued if going_on else None, **others)
 
     return with_config
 
@@ -366,6 +392,20 @@ def own_data(task: str | None, datalists: Path | None, kind: str | None, classes
     values = {"datalists": str(datalists.resolve()), "site_names": ",".join(names)}
     values |= {key: str(value) for key, value in described.get("options", {}).items()}
     return chosen, values | ({"labels": classes} if classes else {})
+
+
+def members(folder: Path, told: Mapping[str, Any]) -> Values:
+    """The sites of the run in ``folder``, or those whose files lie in the folder that ``--data`` names now."""
+    from fairflare.engine.files import CONFIG, read_json
+    from fairflare.engine.setup.run_config import MEMBERS
+    from fairflare.studies.folders import require_run
+
+    require_run(folder)
+    if told["task"] or told["kind"] or told["classes"]:
+        raise UserError("--continue: goes on with its own task; --data DIR may name other sites")
+    before = read_json(folder / CONFIG)
+    found = own_data(**{**told, "task": before["task"]})[1] if told["datalists"] else before["options"]
+    return {key: found[key] for key in MEMBERS if found.get(key)}
 
 
 def own_script(script: Path, data: Path | None, classes: str | None) -> tuple[str, Values]:

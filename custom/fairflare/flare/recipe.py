@@ -159,7 +159,7 @@ class FairRecipe(Recipe):
         if _evaluations(self._job) and PERSISTOR not in self._job._deploy_map[SERVER_SITE_NAME].app_config.components:
             # A server has to allow it in jobs without code: only those that need it name it.
             federation = self.config.federation
-            persistor = FairPersistor(federation, self.config.sha256() if federation else "")
+            persistor = FairPersistor(federation, self.config.lineage() if federation else "")
             self._job.to_server(persistor, id=PERSISTOR)
         if self._staging is not None:
             return

@@ -153,7 +153,7 @@ def _check_signatures(log: Log, signers: Signers, found: Verified, *, signed: bo
             if not (one.get("update") and one["round"] == entry["round"] if event == "round" else one):
                 raise Wrong(f"{where}: {site} was accepted without its signature")
             own.setdefault(site, []).append(one["round"] if event == "round" else event)
-        since = number if event in ("start", "resume", "round") else since
+        since = number if event in ("start", "segment", "resume", "round") else since
     for site, last in sorted(seen.items()):
         rounds = {one for one in own.get(site, ()) if isinstance(one, int)}
         ends = (n for n in sorted(rounds) if not {n - 1, n + 1} <= rounds)
@@ -218,9 +218,9 @@ def _within(shown: Any, kept: Sequence[Any]) -> bool:
 def _check_files(folder: Path, entries: Sequence[Entry], found: Verified) -> None:
     """Configuration, reports and model beside the log are those that the signed part of it names."""
     order = [*reversed(entries[: found.covered]), *reversed(entries)]
-    report, finish = (next((e for e in order if e["event"] == event), {}) for event in ("report", "finish"))
-    wanted = {"config.json": entries[0]["config_json_sha256"], MODEL: finish.get("model_sha256")}
-    for name, sha256 in (wanted | report.get("files", {})).items():
+    newest = {"report": {}, "finish": {}, "segment": entries[0]} | {e["event"]: e for e in reversed(order)}
+    wanted = {"config.json": newest["segment"]["config_json_sha256"], MODEL: newest["finish"].get("model_sha256")}
+    for name, sha256 in (wanted | newest["report"].get("files", {})).items():
         data = (folder / name).read_bytes() if (folder / name).is_file() else None
         if data is not None and sha256 != (_model_hash(data) if name == MODEL else hashlib.sha256(data).hexdigest()):
             raise Wrong(f"{name}: is not the one that the log names")

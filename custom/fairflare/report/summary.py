@@ -10,7 +10,7 @@ from fairflare.core.findings import CODES, LEVELS
 from fairflare.core.settings import flat
 from fairflare.report import rows as table_rows
 from fairflare.report.after import after_sections, benefit_section, risk_section
-from fairflare.report.audit_reader import PERSONAL, Trail, read_trail, timing, traffic
+from fairflare.report.audit_reader import PERSONAL, Trail, away, read_trail, timing, traffic
 from fairflare.report.fairness import describe, mean
 from fairflare.report.groups import group_section
 from fairflare.report.notes import note_sections
@@ -70,7 +70,8 @@ def summarise(config: Json, entries: Iterable[Mapping[str, Any]]) -> Json:
         too; curves: only of a run about times (``clinical.curves_section``); risk: only
         where membership was attacked (``membership.risk_section``); unlike: only where a site's numbers do not fit
         (``rows.unlike``); bounds: only where they acted on a site (``rows.bounds_rows``); chosen: only of a run that
-        chooses its best model (``chosen_section``).
+        chooses its best model (``chosen_section``); segments: where there are several, or a site was away
+        (``segment_rows``).
     """
     from fairflare.report.clinical import clinical_section, curves_section  # what lists methods imports no NumPy
 
@@ -114,7 +115,7 @@ def summarise(config: Json, entries: Iterable[Mapping[str, Any]]) -> Json:
         "timing": timing(trail),
         "traffic": traffic(trail),
         "provenance": {
-            "config_sha256": trail.start.get("config_sha256"),
+            "config_sha256": (trail.segments or [trail.start])[-1].get("config_sha256"),
             "first_model_sha256": trail.start.get("model_sha256"),
             "model_sha256": trail.model_sha256(),
             "evaluated_model_sha256": trail.evaluation.get("model_sha256"),
@@ -130,6 +131,7 @@ def summarise(config: Json, entries: Iterable[Mapping[str, Any]]) -> Json:
         "curves": curves_section(trail.with_clinical_of(whole), config, about, sites),
         "site_privacy": trail.start.get("site_privacy"),
         "risk": risk_section(trail, sites),
+        "segments": segment_rows(trail),
         "used": PERSONAL if used else None,
         "unlike": table_rows.unlike(trail),
         "bounds": table_rows.bounds_rows(trail),
@@ -255,9 +257,27 @@ def _caveats(summary: Json) -> list[str]:
     return [sentence for holds, sentence in candidates if holds]
 
 
+def segment_rows(trail: Trail) -> list[Json]:
+    """A row for each segment: after, to (its rounds), sites, came, left (since the one before), away, and began (time).
+
+    [] of a run that has but one, whose sites were all there.
+    """
+    rows: list[Json] = []
+    members: set[str] = set()
+    for one in trail.segments:
+        missing = away(one)
+        now = {*(one.get("sites") or ()), *missing}
+        about = {"after": one.get("from_round", 0), "to": one.get("rounds"), "began": one.get("time")}
+        moved = {"came": in_order(now - members) if rows else [], "left": in_order(members - now)}
+        rows.append({**about, "sites": in_order(now - set(missing)), **moved, "away": missing})
+        members = now
+    return rows if len(rows) > 1 or any(row["away"] for row in rows) else []
+
+
 def preflight_section(trail: Trail) -> list[Json]:
     """What preflight found: rows of site, level, split, count and meaning, errors first; the last look counts."""
-    looked = (trail.resumes[-1] if trail.resumes else trail.start).get("preflight") or {}
+    last = max((trail.start, *trail.segments, *trail.resumes), key=lambda record: record.get("seq") or 0)
+    looked = last.get("preflight") or {}
     rows = []
     for site in in_order(looked):
         for found in (looked[site] or {}).get("findings") or ():
