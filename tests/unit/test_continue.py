@@ -108,11 +108,12 @@ def test_nothing_new_is_no_segment(run, capsys):
         (["--set", "lr=0.5"], "setting that a segment may change"),
         (["--rounds", "1"], "rounds: expected at least 4, which are finished, got 1"),
         (["--task", "heart"], "goes on with its own task"),
+        (["--seed", "1"], "goes on with the run's own seed"),
         (["--without", "nobody"], "--without"),
         (["--set", "min_sites=9"], "min_sites"),
         (["--out", "elsewhere"], "the run's folder goes on"),
     ],
-    ids=["lr", "rounds", "task", "site", "min_sites", "out"],
+    ids=["lr", "rounds", "task", "seed", "site", "min_sites", "out"],
 )
 def test_what_a_segment_cannot_be(run, words, said, capsys):
     before = [(run / name).read_bytes() for name in ("audit.jsonl", "config.json")]

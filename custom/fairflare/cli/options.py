@@ -336,15 +336,13 @@ def config_options(command: Callable[..., None]) -> Callable[..., None]:
         from fairflare.engine.setup.config import make_config
 
         going_on = continued is not None and continued.is_dir()
-        if bool(method) == going_on:
-            raise (
-                click.MissingParameter(param_hint="'METHOD'", param_type="argument")
-                if not method
-                else UserError(f"--continue {continued}: goes on with the run's own method, got {shown(method)}")
-            )
         if going_on:
             from fairflare.studies.segments import next_segment
 
+            ctx = click.get_current_context()
+            for name in ("method", "sites", "seed"):
+                if ctx.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE:
+                    raise UserError(f"--continue {continued}: goes on with the run's own {name}")
             config = next_segment(continued, choices["rounds"], choices["values"])
         else:
             own = {"federation": str(continued)} if continued else {}

@@ -47,7 +47,10 @@ class RunCommand(click.Command):
         named = given.get(METHOD)
         if isinstance(named, str) and named.endswith(SUFFIXES):
             args = with_file(self, Path(named), args, given.get("values") or ())
-        return super().parse_args(ctx, args)
+        rest = super().parse_args(ctx, args)
+        if ctx.params.get(METHOD, "") is None and not (ctx.params["continued"] and ctx.params["continued"].is_dir()):
+            raise click.MissingParameter(ctx=ctx, param_hint="'METHOD'", param_type="argument")
+        return rest
 
 
 def with_file(command: RunCommand, path: Path, arguments: Sequence[str], pairs: Sequence[str]) -> list[str]:
