@@ -29,7 +29,7 @@ LARGEST = 65_536
 SUFFIXES = (".yaml", ".yml")
 METHOD, SETTINGS = "method", "set"
 """Keys of the method and of the settings; all others are names of options."""
-NOT_HERE = frozenset({"help", "json", "force"})
+NOT_HERE = frozenset({"help", "json", "force", "continue"})
 """Options that are of one call: what is shown, and that an earlier run may be replaced."""
 OF_A_RUN = frozenset({"env", "kit", "wait", "pooled", "sim_threads", "workers", "no_cache", "out"})
 """Keys that say where and how a run takes place; an export of the same file leaves them aside."""

@@ -138,6 +138,11 @@ class Trail:
     times: tuple[str | None, str | None] = (None, None)
 
     @property
+    def segment(self) -> Entry:
+        """The record that says what holds of sites and rounds: the last segment's."""
+        return self.segments[-1] if self.segments else self.start
+
+    @property
     def status(self) -> str:
         return str(self.finish.get("status") or "unfinished")
 
@@ -219,7 +224,7 @@ def read_trail(entries: Iterable[Entry]) -> Trail:
 
 def _add(trail: Trail, record: Entry, *, last: bool = False) -> None:
     """Count a round that stands, and keep it where a report shows it."""
-    training = trail.segments[-1].get("sites") or () if trail.segments else ()
+    training = trail.segment.get("sites") or ()
     trail.totals.add(record, training)
     total, sites = record.get("rounds") or record["round"], len(expected_in(record, training))
     if last or (record["round"] - 1) % max(1, math.ceil(total * sites / MAX_SHOWN)) == 0:

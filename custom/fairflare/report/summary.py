@@ -115,7 +115,7 @@ def summarise(config: Json, entries: Iterable[Mapping[str, Any]]) -> Json:
         "timing": timing(trail),
         "traffic": traffic(trail),
         "provenance": {
-            "config_sha256": (trail.segments or [trail.start])[-1].get("config_sha256"),
+            "config_sha256": trail.segment.get("config_sha256"),
             "first_model_sha256": trail.start.get("model_sha256"),
             "model_sha256": trail.model_sha256(),
             "evaluated_model_sha256": trail.evaluation.get("model_sha256"),

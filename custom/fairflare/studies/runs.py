@@ -136,7 +136,7 @@ def resume(
         config, env = config or RunConfig.from_json(described), described.get("env")
         anew = run_history is not None and run_history.segment.get("config_sha256") != config.sha256()
         if run_history is not None and not anew and run_history.completed and is_file(folder / MODEL):
-            return _reported(folder, run_history.start["sites"], page)
+            return _reported(folder, run_history.segment["sites"], page)
         if env not in ("local", "sim"):
             again = shlex.join(["fairflare", "run", "--continue", str(folder), "--env", "prod", "--kit", "KIT"])
             raise UserError(f"{folder}: ran on deployed sites; a new job continues it: {again}")
