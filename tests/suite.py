@@ -89,7 +89,14 @@ COSTS = {  # CPU seconds of a file's tests and of what they start, roughly; a fi
     "test_architecture": 6,
     "test_personal_runs": 5,
 }
-DEPLOYED = {"poc": "poc", "filters": "poc", "faults": "poc", "provisioned": "hospitals", "relay": "hospitals"}
+DEPLOYED = {
+    "poc": "poc",
+    "filters": "poc",
+    "faults": "poc",
+    "provisioned": "hospitals",
+    "relay": "hospitals",
+    "life": "hospitals",
+}
 """The files test_deploy_*, in the order in which they come, before all others: file -> group, which one worker runs.
 
 Those of "poc" share a federation. Both groups mostly wait for FLARE; meanwhile a third worker computes.

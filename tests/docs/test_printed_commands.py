@@ -48,6 +48,8 @@ ELSEWHERE = {
     r"fairflare join .*--env sim": "tests/flare/test_join_sim.py",
     r"fairflare join .*--event ": "tests/unit/test_own_network.py",
     r"python job.py": "tests/flare/test_stock_recipe.py",
+    r"nvflare (provision|system shutdown client) ": "tests/flare/test_deploy_life.py",
+    r"fairflare (run fedism-plus --data tables|run --continue) ": "tests/flare/test_deploy_life.py",
     r"(NVFLARE_POC_WORKSPACE=\S+ )?fairflare run .*--env (poc|prod)": "tests/flare/test_deploy_poc.py",
     r"fairflare run fedism-plus --script": "tests/flare/test_client_script.py",
     r"fairflare export fedism-plus --script": "tests/unit/test_client.py::test_a_job_carries_the_script",

@@ -66,9 +66,8 @@ def test_a_killed_run_ends_in_the_same_model(point, command, uninterrupted, tmp_
     assert finished == ([1, 2, 2, 3] if point == "writing state" else [1, 2, 3])
     report = json.loads((folder / "report.json").read_text())
     assert report["rounds"] == 3 and all(len(row["weight"]) == 3 for row in report["sites"].values())
-    assert not [
-        path for path in (folder / "sites").glob("*") if not path.name.endswith((".solo.safetensors", ".inputs.json"))
-    ]
+    results = (".solo.safetensors", ".inputs.json", *(f"site-{k}.safetensors" for k in (1, 2, 3)))
+    assert all(path.name.endswith(results) for path in (folder / "sites").glob("*"))
 
 
 @pytest.mark.long
@@ -96,7 +95,9 @@ def test_what_cannot_be_resumed(command, tmp_path, capsys):
     deployed = tmp_path / "deployed"
     deployed.mkdir()
     (deployed / "config.json").write_text(json.dumps({**config, "env": "prod"}))
-    assert call("resume", deployed) == 2 and "--set federation=ID" in capsys.readouterr().err
+    assert (
+        call("resume", deployed) == 2 and f"fairflare run --continue {deployed} --env prod" in capsys.readouterr().err
+    )
 
 
 def test_a_run_that_failed_for_too_few_sites_goes_on_when_they_are_back(command, tmp_path, capsys):

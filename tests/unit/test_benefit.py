@@ -356,7 +356,7 @@ def test_a_run_that_is_killed_there_goes_on_to_the_same(joined, tmp_path, monkey
         main(["run", "fedavg", *HEART, "--out", str(folder)])
     assert call("resume", folder) == 0
     assert section(folder) == section(joined) and call("verify", folder) == 0
-    assert {path.name for path in (folder / "sites").glob("*.safetensors")} == {
+    assert {path.name for path in (folder / "sites").glob("*.solo*.safetensors")} == {
         f"{site}.solo.safetensors" for site in SITES
     }
 

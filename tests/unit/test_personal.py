@@ -335,11 +335,14 @@ def test_a_federation_leaves_the_servers_personal_entries_alone_and_logs_both_re
         assert set(answer["personal"]) == {"val", "test", "n", "groups"} and answer["personal"]["test"]
 
 
-def test_a_runs_end_forgets_memories_and_keeps_personal_models(trainers, tmp_path):
+def test_a_runs_end_keeps_memories_and_personal_models(trainers, tmp_path):
     site = a_site(trainers["ditto"], tmp_path / "sites" / "site-1.safetensors")
     trained(site, 1, initial_model())
     forget(tmp_path / "sites", ["site-1"])
-    assert [item.name for item in (tmp_path / "sites").iterdir()] == ["site-1.personal.safetensors"]
+    assert {item.name for item in (tmp_path / "sites").iterdir()} == {
+        "site-1.personal.safetensors",
+        "site-1.safetensors",
+    }
 
 
 def test_half_a_personal_model_of_a_killed_process_is_cleared_and_a_whole_one_stays(tmp_path):

@@ -28,7 +28,7 @@ def command(*arguments):
 
 def models(folder):
     """Site -> the personal model that lies in a run's folder."""
-    files = sorted((folder / "sites").glob("*.safetensors"))
+    files = sorted((folder / "sites").glob("*.personal.safetensors"))
     return {file.name.removesuffix(".personal.safetensors"): read_tensors(file) for file in files}
 
 
@@ -44,9 +44,9 @@ def ditto(tmp_path_factory):
     return folder
 
 
-def test_the_run_keeps_a_personal_model_for_every_site_and_no_memory(ditto):
+def test_the_run_keeps_a_personal_model_for_every_site_and_its_memory(ditto):
     assert sorted(item.name for item in (ditto / "sites").glob("*.safetensors")) == [
-        f"site-{k}.personal.safetensors" for k in (1, 2, 3)
+        f"site-{k}{what}.safetensors" for k in (1, 2, 3) for what in (".personal", "")
     ]
     shared = read_tensors(ditto / "model.safetensors")
     for own in models(ditto).values():

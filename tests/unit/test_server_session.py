@@ -4,10 +4,12 @@
 import os
 from types import SimpleNamespace
 
+import pytest
 from nvflare.fuel.f3.comm_config import CommConfigurator
 from nvflare.fuel.flare_api.api_spec import JobNotRunning
 from nvflare.fuel.utils.config_service import ConfigService
 
+from fairflare.core.errors import RunFailed
 from fairflare.engine.setup.config import make_config
 from fairflare.flare import deploy
 
@@ -42,4 +44,17 @@ def test_a_job_that_has_ended_has_no_progress_and_that_is_no_failure(tmp_path, m
 def test_a_site_that_is_not_connected_is_named_before_the_run_begins():
     config, said = make_config("fedavg", "support2"), []
     deploy._check_sites(config, ["site-1", "site-2", "site-3"], said.append)
-    assert said == ["not connected, so that the job starts without: site-4"]
+    assert said == ["not connected, so that the job starts without: site-4; the next segment takes them up"]
+
+
+def test_a_run_waits_for_the_sites_that_it_requires(monkeypatch):
+    """One comes while it waits; where none does, the line names who is missing once the time is over."""
+    monkeypatch.setattr(deploy, "POLL", 0.0)
+    names, said = [f"site-{k}" for k in range(1, 5)], []
+    answers = iter([names[:2], names[:2], names[:3], names])
+    config = make_config("fedavg", "support2", values={"require": "all"})
+    deploy._await_sites(config, SimpleNamespace(connected=lambda: next(answers)), said.append)
+    assert said == ["waiting for site-3, site-4, up to 600 s", "waiting for site-4, up to 600 s"]
+    config = make_config("fedavg", "support2", values={"require": 3, "require_within": 0})
+    with pytest.raises(RunFailed, match="require=3: expected 3 sites within 0 s, missing: site-3, site-4"):
+        deploy._await_sites(config, SimpleNamespace(connected=lambda: names[:2]), said.append)

@@ -71,9 +71,9 @@ def _option(name: str, field: FieldInfo, flag: Flag) -> Callable[[Command], Comm
 
 def _taken(model: type[M], given: dict[str, Any]) -> M:
     """A ``model`` of its fields, taken out of what was ``given``; a terminal shows what replaces an old option."""
-    own = {key: given.pop(key) for key in model.model_fields}
+    own = {key: given.pop(key) for key in model.model_fields if key in given}
     for name, field in model.model_fields.items():
-        if own[name] is not None and Flag() in field.metadata and at_terminal(sys.stderr):
+        if own.get(name) is not None and Flag() in field.metadata and at_terminal(sys.stderr):
             click.echo(f"fairflare: --{name.replace('_', '-')}: is now --set {name}={own[name]}", err=True)
     return model.read(own, "--")
 
@@ -92,16 +92,22 @@ def choices_options(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def config_options(command: Callable[..., None]) -> Callable[..., None]:
-    """METHOD and everything that makes one run of it; the command gets them as ``config``."""
+    """METHOD and everything that makes one run of it; the command gets them as ``config``.
 
-    @click.argument("method")
+    It gets ``continued``, too: the folder of the run whose next segment this is.
+    """
+
+    @click.argument("method", required=False)
     @generated(Run)
     @functools.wraps(command)
     def with_config(**given: Any) -> None:
-        config = _taken(Run, given).config()
+        if given["method"] is None:  # of a run that goes on
+            del given["method"]
+        chosen = _taken(Run, given)
+        config = chosen.config()
         say_reasons(config)
         started()  # processes may be forked from here on
-        command(config=config, **given)
+        command(config=config, continued=chosen.continues, **given)
 
     return with_config
 

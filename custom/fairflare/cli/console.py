@@ -171,8 +171,8 @@ class Watched(Observer):
 
     def saw(self, entry: Mapping[str, Any]) -> None:
         self.last = datetime.fromisoformat(entry["time"])
-        if entry["event"] in ("start", "resume"):
-            self.start = entry if entry["event"] == "start" else self.start
+        if entry["event"] in ("start", "segment", "resume"):
+            self.start = self.start if entry["event"] == "resume" else entry
             self.first, self.begun, self.finish = entry.get("from_round", 0), self.last, {}
             self.rounds = [one for one in self.rounds if one["round"] <= self.first]
         elif entry["event"] == "round":

@@ -109,7 +109,7 @@ def _in_progress(folder: Path, head: str, worker: str, as_json: bool) -> None:
         happened, finish = events(entries), run_history.finish
         found |= {"entries": len(happened), "head": happened[-1]["hash"], "ended": bool(finish)}
         found |= {"status": finish.get("status"), "absent": absent(folder, run_history)}
-        done, total = run_history.standing.round, run_history.start["rounds"]
+        done, total = run_history.standing.round, run_history.segment["rounds"]
         words = f"round {done} of {total}, {len(happened)} entries fit together so far, chain head {found['head']}"
     if as_json:
         console.dump(found)

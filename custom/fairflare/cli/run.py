@@ -32,6 +32,9 @@ class RunCommand(Grouped):
                 given["values"] = parse_pairs(given["values"])
             found = read_run_file(Path(path)).beneath(given)
             ctx.params |= {name: getattr(found, name) for name in found.model_fields_set & ctx.params.keys()}
+        continued = ctx.params.get("continued")
+        if ctx.params.get("method", "") is None and not (continued and continued.is_dir()):
+            raise click.MissingParameter(ctx=ctx, param_hint="'METHOD'", param_type="argument")
         return rest
 
 
@@ -52,6 +55,7 @@ class RunCommand(Grouped):
 @options.as_json
 def run(
     config: RunConfig,
+    continued: Path | None,
     solo: bool | None,
     pooled: bool,
     env: str,
@@ -67,9 +71,10 @@ def run(
     same command goes on with what is missing.
     """
     from fairflare.studies.runs import default_folder, execute, execute_deployed, resumable
+    from fairflare.studies.runs import resume as resume_run
 
-    folder = out or default_folder(config)
-    config = with_solo(config, solo, env)
+    folder = out or continued or default_folder(config)
+    config = config if continued else with_solo(config, solo, env)
     if pooled:
         if deployment:
             raise UserError(f"--pooled: expected --env local or --env sim, got --env {env}")
@@ -81,7 +86,12 @@ def run(
         comparison = compare_all(with_references(config, ["pooled"]), folder, env=env, **how)
         return comparison, partial(results.comparison, comparison, folder)
     if deployment:
-        summary = execute_deployed(config, folder, force=how["force"], **deployment)
+        summary = execute_deployed(config, folder, force=how["force"] or folder == continued, **deployment)
+    elif continued:
+        if folder != continued or how.pop("force"):
+            raise UserError("--continue: the run's folder goes on, without --out and --force")
+        with resumable(folder):
+            summary = resume_run(folder, config, **how)
     else:
         with resumable(folder):
             summary = execute(config, folder, env=env, **how)
@@ -129,7 +139,7 @@ def resume(folder: Path, **how: Any) -> options.Told:
 @click.option("--simulation", is_flag=True, help="Short polling intervals, for the simulator only.")
 @click.option("--preinstalled", is_flag=True, help="Without code, for sites that have this package.")
 @options.force_option
-def export(config: RunConfig, out: Path, solo: bool | None, **how: Any) -> None:
+def export(config: RunConfig, continued: Path | None, out: Path, solo: bool | None, **how: Any) -> None:
     """Write a deployable FLARE job folder: meta.json, and an app each for server and sites with what of this package
     they run, see `fairflare inspect`.
 

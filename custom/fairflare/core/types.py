@@ -226,6 +226,8 @@ class Training:
             drawn out to a number of steps, which go on from round to round as ``local_steps`` do. ``local_steps`` win.
             None beside None: whole epochs; None alone: no such bound.
         most_steps: see ``fewest_steps``.
+        horizon: rounds over which what grows with t / T does, where more of them are planned than this run's; None:
+            T. Segments of a federation that share it make the model of one run.
     """
 
     rounds: Annotated[int, Range(1, 1_000_000)] = 10
@@ -242,6 +244,7 @@ class Training:
     local_steps: Annotated[int, Range(1, 1_000_000)] | None = None
     fewest_steps: Annotated[int, Range(1, 1_000_000)] | None = None
     most_steps: Annotated[int, Range(1, 1_000_000)] | None = None
+    horizon: Annotated[int, Range(1, 1_000_000)] | None = None
 
     def __post_init__(self) -> None:
         within(self, adam_beta2="[0, 1)", lr="(0, inf)")  # an end that ``Range`` would allow; configurations keep to it

@@ -64,7 +64,10 @@ class Alone:
             return
         if not is_there(beside(self.path, WORK_ENDING)):
             return
-        kept = _checked(read_tensors(beside(self.path, WORK_ENDING)), first, self.rounds)
+        content = read_tensors(beside(self.path, WORK_ENDING))
+        if isinstance(content, dict) and content.get("rounds") != self.rounds:  # of an earlier segment
+            return
+        kept = _checked(content, first, self.rounds)
         self.done, self.model = kept["done"], kept["model"]
         self.memory.keep(max(self.done, 1), kept["memory"])
 
@@ -86,7 +89,12 @@ class Alone:
             return
         if self.done == self.rounds:
             save_tensors(beside(self.path, ALONE_ENDING), self.model)
-        content = {"done": self.done, "model": self.model, "memory": self.memory.before(self.done + 1)}
+        content = {
+            "done": self.done,
+            "rounds": self.rounds,
+            "model": self.model,
+            "memory": self.memory.before(self.done + 1),
+        }
         save_tensors(beside(self.path, WORK_ENDING), content)
 
 

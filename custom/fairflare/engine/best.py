@@ -211,10 +211,10 @@ def of_line(entry: Entry, least: int) -> Choice:
     return Choice(entry["by"], entry["weight"], entry["metric"], entry["higher"], least)
 
 
-def check_line(entries: Sequence[Entry], line: Entry, least: int) -> None:
+def check_line(entries: Sequence[Entry], line: Entry, least: int, rounds: int) -> None:
     """Raise UserError where ``line``, the last choice that a log tells of, is not the one that its scores make."""
     evaluation = next(e for e in reversed(entries) if e["event"] == "evaluation")
-    choice, rounds = of_line(line, least), entries[0]["rounds"]
+    choice = of_line(line, least)
     last = choice.last(rounds, evaluation["model_sha256"], evaluation["sites"], line["own"])
     found = choice.final(choice.so_far(entries, rounds), last)
     if (found.round, found.model_sha256) != (line["round"], line["model_sha256"]):
@@ -223,7 +223,7 @@ def check_line(entries: Sequence[Entry], line: Entry, least: int) -> None:
 
 @dataclass
 class Best:
-    """The best model so far, in a file below ``best`` until the run ends; then in ``best.safetensors``.
+    """The best model so far, in a file below ``best``; that of a run that ended is in ``best.safetensors``, too.
 
     A new best model is written after the line that holds its scores and before that round's checkpoint, and the one
     before it goes after the checkpoint: whatever a kill leaves, the best model of the checkpoint's round is there.
@@ -266,11 +266,6 @@ class Best:
     def save(self, model: StateDict) -> None:
         save_tensors(self.folder / BEST, model)
 
-    def clear(self) -> None:
-        """The run has ended, and all that it leaves is written."""
-        if self.choice.chooses:
-            self._files.clear(set())
-
 
 def check_files(
     folder: Path, run_history: RunHistory, entries: Sequence[Entry], choice: Choice, round: int, *, ended: bool
@@ -285,7 +280,7 @@ def check_files(
         if number is None or (number, model_hash(read_model(path))) not in named:
             raise UserError(f"{BEST_MODELS}/{path.name[:80]}: is not a model that {AUDIT} names")
     found = choice.so_far(entries, round) if choice.chooses else None
-    if found and round < run_history.start["rounds"] and not is_there(files.path(found.round)):
+    if found and round < run_history.segment["rounds"] and not is_there(files.path(found.round)):
         raise UserError(f"{BEST_MODELS}/{found.round}{SUFFIX}: is missing, and by {AUDIT} it is the best model so far")
     if is_there(folder / BEST):
         allowed = run_history.choices[-1:] if ended else run_history.choices

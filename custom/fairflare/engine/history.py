@@ -3,6 +3,7 @@
 
 A log is a start, then rounds in order, each with the hashes of what it left; a resume goes on from the last round, or
 from the one before it where the process died between the line and the checkpoint; an evaluation and a finish end it.
+A segment goes on likewise, after an end too, with other sites, rounds or settings, which hold until the next segment.
 A "best" line behind the evaluation names the model that a run chooses. A round's line may say that its model is
 "unscored"; then one "scores" line, anywhere between it and a completed run's end, holds what the model got on the
 shared test sets. A "report" line may stand anywhere behind: it holds the hashes of the report's files.
@@ -46,6 +47,10 @@ LEFT = {"model_sha256": str, "state_sha256": str, "declared": COUNTS}
 SHAPES: dict[str, dict[Any, Any]] = {
     "start": {"log_format": int, "rounds": int, "sites": [str], "preflight": {str: dict}, "rejected": REJECTED, **LEFT},
     "resume": {"from_round": int, "preflight": {str: dict}, "rejected": REJECTED, **LEFT},
+    "segment": {
+        **{"from_round": int, "rounds": int, "sites": [str], "config_sha256": str, "config_json_sha256": str},
+        **{"preflight": {str: dict}, "rejected": REJECTED, **LEFT},
+    },
     "round": {
         "round": int,
         "rounds": int,
@@ -110,6 +115,7 @@ class RunHistory:
     """What the lines of one log say together.
 
     Attributes:
+        segment: the line that says what holds of sites, rounds and settings: the start or the last segment's.
         before: what the round before it left, while the checkpoint of the last one may not have been written.
         finish: the line that ended the run, empty while it goes on.
         evaluated: whether the final model has been evaluated since the run last went on.
@@ -124,6 +130,7 @@ class RunHistory:
     """
 
     start: Entry
+    segment: Entry
     standing: Standing
     before: Standing | None = None
     finish: Entry = field(default_factory=dict)
@@ -182,7 +189,7 @@ class Follower:
         if run is None:
             if entry["log_format"] not in READABLE:
                 raise UserError(f"{files.AUDIT}: expected format {FORMAT}, got {str(entry['log_format'])[:20]}")
-            self._run = RunHistory(start=entry, standing=_standing(0, entry), last=entry)
+            self._run = RunHistory(start=entry, segment=entry, standing=_standing(0, entry), last=entry)
             return
         if event == REPORT:
             known = [s.model for s in (run.standing, run.before) if s is not None]
@@ -208,7 +215,7 @@ def standing_rounds(entries: Iterable[Entry], until: int | None = None) -> Itera
 
 def _round(run: RunHistory, entry: Entry, number: int) -> None:
     expected = run.standing.round + 1
-    if run.finish or run.evaluated or entry["round"] != expected or expected > run.start["rounds"]:
+    if run.finish or run.evaluated or entry["round"] != expected or expected > run.segment["rounds"]:
         raise UserError(f"{files.AUDIT}: line {number}: round {str(entry['round'])[:20]} cannot follow here")
     _keep_declared(run, entry, number)
     run.before, run.standing = run.standing, _standing(expected, entry)
@@ -238,7 +245,7 @@ def _round_failed(run: RunHistory, entry: Entry, number: int) -> None:
 
 
 def _evaluation(run: RunHistory, entry: Entry, number: int) -> None:
-    if run.finish or run.evaluated or run.standing.round != run.start["rounds"]:
+    if run.finish or run.evaluated or run.standing.round != run.segment["rounds"]:
         raise UserError(f"{files.AUDIT}: line {number}: no evaluation can stand here")
     _same_model(run, entry, number)
     run.evaluated = True
@@ -286,6 +293,13 @@ def _resume(run: RunHistory, entry: Entry, number: int) -> None:
     run.finish, run.evaluated, run.chosen = {}, False, {}
 
 
+def _segment(run: RunHistory, entry: Entry, number: int) -> None:
+    if entry["rounds"] < entry["from_round"]:
+        raise UserError(f"{files.AUDIT}: line {number}: a segment of fewer rounds than are finished")
+    _resume(run, entry, number)
+    run.segment = entry
+
+
 def _back_to(run: RunHistory, standing: Standing) -> None:
     """The run stands there: a round behind it, if there is one, is repeated and then leaves a model of its own."""
     if standing is run.before:
@@ -306,6 +320,7 @@ _STEPS = {
     "risk": _after,
     "finish": _finish,
     "resume": _resume,
+    "segment": _segment,
 }
 
 

@@ -7,11 +7,11 @@ import contextlib
 import dataclasses
 import shutil
 import time
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, Literal, Protocol, TypeVar
 
 from fairflare.aggregators.base import Outcome, Rule
 from fairflare.core.errors import NO_SPACE, RunFailed, UserError, is_full
@@ -39,6 +39,7 @@ from fairflare.server_optimizers.base import Add, ServerOptimizer
 from fairflare.trainers.base import PlainTrainer, ServerState, Trainer
 
 T = TypeVar("T")
+NOT_CONNECTED = "is named and was not connected at the start: the next segment takes it up"
 
 
 class Observer(Protocol):
@@ -54,7 +55,11 @@ class Federation:
 
     Attributes:
         rounds: T; 0 trains nothing: the initial model is evaluated.
+        horizon: rounds over which what grows with t / T does, where that is more than T.
+        configure: writes what the header says of the configuration, where a segment begins.
         min_sites: the run stops, keeping its last good model, when fewer sites are accepted in a round.
+        named: the sites that the run names to train, whether they are there or not; empty: those that are.
+        require: how many of them must be there before the first round; 0: as many as a round needs.
         folder: where everything is written; a checkpoint found there is continued from.
         header: what the audit log's first entry says about the run (method, task, seed, versions ...).
         lr: local learning rate of the sites, which rules may use; 0: not known.
@@ -93,6 +98,10 @@ class Federation:
     choice: Choice = field(default_factory=Choice)
     exchanges: Sequence[AtServer] = ()
     signer: Identity | None = None
+    named: Sequence[str] = ()
+    require: int | Literal["all"] = 0
+    configure: Callable[[], object] = dict
+    horizon: int = 0
 
     def run(self, initial: StateDict) -> StateDict:
         """Train from ``initial`` (or the folder's checkpoint) and return the final model.
@@ -136,7 +145,7 @@ class Federation:
     def _run(self, standing: Checkpoint) -> Checkpoint:
         try:
             for number in range(standing.round + 1, self.rounds + 1):
-                standing = self._round(standing, Round(number, self.rounds))
+                standing = self._round(standing, Round(number, max(self.rounds, self.horizon)))
             chosen = self._choose(standing, self._evaluate(standing))
             for exchange in self.exchanges:
                 self._ask(exchange, standing, chosen)
@@ -148,7 +157,6 @@ class Federation:
             self._fail(standing, NO_SPACE if is_full(error) else f"internal error: {type(error).__name__}")
             raise
         self._close(standing, history.COMPLETED, "")
-        self._best.clear()
         return standing
 
     def _fail(self, standing: Checkpoint, reason: str) -> None:
@@ -176,7 +184,7 @@ class Federation:
             self.aggregation.go_on(sorted(entry["accepted"]) for entry in rounds)
         self._sha256, self._known = model_hash(standing.model), set(standing.declared)
         self._counted = run_history.counted_until(standing.round) if run_history is not None else {}
-        return self._preflight(standing, resumed=run_history is not None)
+        return self._preflight(standing)
 
     def _run_history(self, follower: history.Follower) -> history.RunHistory | None:
         """What the log says so far, None before its first line.
@@ -184,21 +192,29 @@ class Federation:
         Raises:
             UserError: it is of another run, does not hold together, or lies beside files that it says nothing of.
         """
+        self._event = "start"
         if not self._audit.first:
             for name in (files.CHECKPOINT, files.MODEL, files.UNSCORED, files.BEST, files.BEST_MODELS):
                 if files.is_there(self.folder / name):
                     raise UserError(f"{name}: lies there without the {files.AUDIT} that it belongs to")
             return None
         run_history = follower.history
-        if any(run_history.start.get(key) != self.header.get(key) for key in ("config_sha256", "config_json_sha256")):
+        now, before, own = self.header, run_history.segment, ("config_sha256", "config_json_sha256")
+        anew = before.get(own[0]) != now.get(own[0]) and run_history.start.get("lineage", "") == now.get("lineage")
+        if anew and self.rounds < run_history.standing.round:
+            done = run_history.standing.round
+            raise UserError(f"rounds: expected at least {done}, which are finished, got {self.rounds}")
+        self._event = "segment" if anew else "resume"
+        if not anew and any(before.get(key) != now.get(key) for key in own):
             raise UserError(f"{self.folder}: holds a run of another configuration, which cannot be continued")
         return run_history
 
-    def _preflight(self, standing: Checkpoint, *, resumed: bool) -> Checkpoint:
+    def _preflight(self, standing: Checkpoint) -> Checkpoint:
         """Ask every site what is wrong with its data and how many examples it has: no later answer may claim more.
 
         Raises:
-            RunFailed: a site has errors, or differs in this package's version. The audit log says which.
+            RunFailed: a site has errors, or differs in this package's version, or too few are there. The audit log says
+                which.
         """
         asked = {site: Instruction("preflight", Round(1, self._end.total), {}) for site in self.transport.sites()}
         answers = list(self._traffic.exchange(asked))
@@ -207,17 +223,30 @@ class Federation:
         rejections += [*silent(asked, answers), *small.values()]
         self._participation = Participation(set(statements) - set(small), small)
         found = {site: statement.to_json() for site, statement in statements.items()}
-        shared = {"preflight": found, "rejected": by_site(rejections), **history.left_behind(standing)}
-        if resumed:
-            self._log("resume", from_round=standing.round, **shared)
+        away = [Rejection(site, "absent", NOT_CONNECTED) for site in self.named if site not in asked]
+        shared = {"preflight": found, "rejected": by_site(rejections + away), **history.left_behind(standing)}
+        since = {} if self._event == "start" else {"from_round": standing.round}
+        if self._event == "resume":
+            self._log("resume", **since, **shared)
         else:
             notes = [note.to_json() for note in self.rule.notes]
             about = {**self.header, "rounds": self.rounds, "sites": self._training_sites(), "declared_notes": notes}
-            self._log("start", log_format=history.FORMAT, **about, **shared)
-        if reason := refusal(statements, [one for one in rejections if one.site not in small], small):
+            if self._event == "segment":
+                self.configure()
+            self._log(self._event, log_format=history.FORMAT, **about, **since, **shared)
+        refused = refusal(statements, [one for one in rejections if one.site not in small], small)
+        if reason := refused or self._too_few(statements):
             self._close(standing, "failed", reason)
             raise RunFailed(reason)
         return standing
+
+    def _too_few(self, there: Collection[str]) -> str:
+        """Why the run does not begin with these sites; empty where as many are there as it requires."""
+        least = len(self.named) if self.require == "all" else self.require
+        missing = [site for site in self.named if site not in there]
+        if len(self.named) - len(missing) >= least:
+            return ""
+        return f"{len(self.named) - len(missing)} sites are there, {least} required; missing: {', '.join(missing)}"
 
     def _read_statements(
         self, answers: Sequence[Answer], standing: Checkpoint
@@ -270,7 +299,7 @@ class Federation:
         after = Checkpoint(round.number, outcome.model, outcome.state, declared, sizes, **kept)
         left = history.left_behind(after)
         seconds = {"exchange": exchanged - started, "aggregate": time.monotonic() - exchanged}
-        entry = round_entry(round, verdict, outcome, combined.answers) | selection
+        entry = round_entry(round, verdict, outcome, combined.answers) | selection | {"rounds": self.rounds}
         owed = self._backlog.wants(round.number)
         later = {"unscored": True} if owed else {}
         line = self._log("round", **entry, **later, seconds=seconds, bytes=self._traffic.taken(), **left)
@@ -310,7 +339,8 @@ class Federation:
         return dataclasses.replace(outcome, model=model), state
 
     def _info(self, standing: Checkpoint, round: Round, replies: Sequence[Reply] = ()) -> Info:
-        taking_part = self.selector.ever(sorted(standing.declared))
+        members = (site for site in standing.declared if site in self.named or not self.named)
+        taking_part = self.selector.ever(sorted(members))
         declared = {site: n for site, n in standing.declared.items() if site in taking_part}
         return Info(round, self.lr, steps_of(replies), len(declared), standing.models, declared)
 

@@ -75,14 +75,14 @@ def beside(path: Path, ending: str) -> Path:
 
 
 def forget(folder: Path, sites: Iterable[str]) -> None:
-    """Delete the memories of ``sites`` in ``folder``, as a run does that has ended; any other file there stays.
+    """Delete what ``sites`` in ``folder`` have noted of what a run asked that has ended; any other file there stays.
 
-    Personal models, and those that sites have trained alone, stay too: they are results.
+    Memories stay too, from which a next segment goes on, and models, which are results.
     """
     own = {
         f"{site}{ending}"
         for site in sites
-        for ending in (files.SUFFIX, f"{files.SUFFIX}.lock", ASKED_ENDING, WORK_ENDING, ANSWERED_ENDING)
+        for ending in (f"{files.SUFFIX}.lock", ASKED_ENDING, WORK_ENDING, ANSWERED_ENDING)
     }
     with contextlib.suppress(OSError):  # nothing reads them any more
         files.remove_files(folder, own.__contains__)
@@ -260,13 +260,14 @@ class Asked:
 
     A second model would show its cases from another side, and two sums that differ by a site would show that site's
     own. The same question may come again, as after a kill, and is answered the same; without a path it is forgotten.
+
+    Each segment of a federation is a ``run`` of its own here: another job, to which the site's policy applies anew.
     """
 
-    def __init__(self, path: Path | None = None) -> None:
-        self._path = path
-        self._first: dict[str, Any] = {}
-        if path is not None and files.is_there(path):
-            self._first = files.read_json(path)
+    def __init__(self, path: Path | None = None, run: str = "") -> None:
+        self._path, self._run = path, run
+        self._runs: dict[str, Any] = files.read_json(path) if path is not None and files.is_there(path) else {}
+        self._first: dict[str, Any] = self._runs.get(run, {})
 
     def check(self, model: str, sites: Sequence[str], total: Sequence[float] | None = None) -> None:
         """Raise AskedAgain for another question than the first, or for results before the sums.
@@ -303,7 +304,7 @@ class Asked:
     def _note(self, question: Mapping[str, Any]) -> None:
         first = {**self._first, **question}
         if first != self._first and self._path is not None:
-            files.save_json(self._path, first)
+            files.save_json(self._path, {**self._runs, self._run: first})
         self._first = first
 
 

@@ -139,7 +139,7 @@ class FairController(ModelController):
         federation = paths.federation_id(config.federation, self.fl_ctx)
         folder = paths.server_folder(federation, self.fl_ctx)
         if config.federation:
-            paths.refuse_foreign(federation, config.sha256(), self.fl_ctx)
+            paths.refuse_foreign(federation, config.lineage(), self.fl_ctx)
         # The simulator gives all its jobs one id.
         with (
             paths.claimed(folder, federation, fresh=not config.federation and not paths.is_named()),
@@ -172,6 +172,7 @@ class FairController(ModelController):
             federation_loop = build_federation(config, parts, self, folder, self.env, observers, keys)
             initial = [parts.model]
             del parts  # the loop lets go of the initial model once there is another one
+            federation_loop.header = {**federation_loop.header, "federation": federation}
             federation_loop.signer = log_signer(self.fl_ctx, OF_SERVER)
             federation_loop.run(initial.pop())
             countersign = federation_loop.countersign

@@ -78,7 +78,7 @@ def run_deployed(
     recipe = FairRecipe(config, simulation=False, preinstalled=preinstalled, poll=poll)
     deadline = time.monotonic() + timeout
     with _no_logs(), tempfile.TemporaryDirectory(prefix="fairflare_deploy_") as scratch, Server(user, kit) as server:
-        _check_sites(config, server.connected(), watch)
+        _await_sites(config, server, watch)
         with silent():
             recipe.export(scratch)
         job = server.submit(Path(scratch) / recipe.name)
@@ -122,6 +122,29 @@ class Late(RunFailed):
     """Nobody waits for the job any longer, and it goes on."""
 
 
+def _await_sites(config: RunConfig, server: Server, watch: Watch) -> None:
+    """Wait for as many of the run's sites as it requires; FLARE gives a job to those that are connected at its start.
+
+    Raises UserError: none of them is there; RunFailed: too few are when ``require_within`` is over.
+    """
+    wanted = config.clients or site_names(config)
+    least = len(wanted) if config.require == "all" else config.require
+    deadline, told = time.monotonic() + config.require_within, ""
+    while True:
+        connected = server.connected()
+        missing = ", ".join(name for name in wanted if name not in connected)
+        if len(set(wanted) & set(connected)) >= least:
+            return _check_sites(config, connected, watch)
+        if time.monotonic() > deadline:
+            raise RunFailed(
+                f"require={config.require}: expected {least} sites within {config.require_within} s, missing: {missing}"
+            )
+        if missing != told:
+            watch(f"waiting for {missing}, up to {max(0, deadline - time.monotonic()):.0f} s")
+        told = missing
+        time.sleep(POLL)
+
+
 def _check_sites(config: RunConfig, connected: Collection[str], watch: Watch) -> None:
     """Raise unless enough of the run's sites are connected: FLARE would let the job wait for them without a word."""
     wanted = config.clients or site_names(config)
@@ -133,7 +156,7 @@ def _check_sites(config: RunConfig, connected: Collection[str], watch: Watch) ->
     if len(here) < config.min_sites:
         raise RunFailed(f"{len(here)} of the run's sites are connected, {config.min_sites} needed; missing: {missing}")
     if missing:
-        watch(f"not connected, so that the job starts without: {missing}")
+        watch(f"not connected, so that the job starts without: {missing}; the next segment takes them up")
 
 
 def _wait(server: Server, job: str, federation: str, deadline: float, watch: Watch) -> dict[str, Any]:

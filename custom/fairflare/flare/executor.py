@@ -158,7 +158,7 @@ class FairExecutor(Executor):
             if config.secure_sum != NONE and not _is_masked(fl_ctx):
                 raise DataError("secure_sum", "the job's configuration has no filter that masks updates")
             config = dataclasses.replace(config, federation=federation_id(config.federation, fl_ctx))
-            memory = memory_file(config.federation, config.sha256(), fl_ctx)
+            memory = memory_file(config.federation, config.lineage(), fl_ctx)
             self._claim.close()  # of an attempt before that failed
             self._claim.enter_context(claimed(memory))
             local = Path(fl_ctx.get_engine().get_workspace().get_site_config_dir())

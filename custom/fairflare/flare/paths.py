@@ -33,7 +33,7 @@ from fairflare.engine.files import (
     write_atomically,
 )
 from fairflare.engine.memory import WAIT
-from fairflare.engine.setup.run_config import RunConfig
+from fairflare.engine.setup.run_config import CHANGES, RunConfig
 
 STATE = "fairflare_state"
 """Folder in a server's or a site's workspace with a folder per federation."""
@@ -121,45 +121,46 @@ def sign(folder: Path, fl_ctx: FLContext) -> None:
         write_atomically(folder / SUBMITTER, lambda file: file.write(submitter(fl_ctx).encode()))
 
 
-def refuse_foreign(federation: str, sha256: str, fl_ctx: FLContext) -> None:
+def refuse_foreign(federation: str, lineage: str, fl_ctx: FLContext) -> None:
     """Nothing of a federation is opened, locked or made before this has returned; ids are no secret.
 
     Args:
-        sha256: of that job's configuration, see ``RunConfig.sha256``.
+        lineage: of that job's configuration, see ``RunConfig.lineage``.
 
     Raises:
-        RunFailed: another user began it, or with another configuration, or there is none. The text is the same.
+        RunFailed: another user began it, or with settings that no segment changes, or there is none. The text is the
+            same.
     """
     folder = server_folder(federation, fl_ctx)
     user = folder / SUBMITTER  # an earlier version did not note it
     foreign = user.exists() and user.read_text(encoding="utf-8") != submitter(fl_ctx)
-    if not sha256 or _begun_with(folder) != sha256 or foreign:
+    if not lineage or _begun_with(folder) != lineage or foreign:
         raise RunFailed(
-            f"federation {federation}: expected one that the same user began here with the same configuration; "
-            "this job cannot continue it"
+            f"federation {federation}: expected one that the same user began here with the same configuration but for "
+            f"rounds, sites, {', '.join(CHANGES)}; this job cannot continue it"
         )
 
 
 def _begun_with(folder: Path) -> Any:
-    """The hash of the configuration in the log's first line; None where there is no such line."""
+    """What the log's first line says of the configuration; None where there is no such line."""
     try:
         with (folder / AUDIT).open("rb") as file:
             line = file.readline(LONGEST_LINE)
         first = json.loads(line) if line.endswith(b"\n") else None
     except (OSError, ValueError, RecursionError):
         return None
-    return first.get("config_sha256") if isinstance(first, dict) else None
+    return first.get("lineage") if isinstance(first, dict) else None
 
 
-def memory_file(federation: str, sha256: str, fl_ctx: FLContext) -> Path:
-    """Where a site keeps its memory of a federation: one file per configuration and submitter.
+def memory_file(federation: str, lineage: str, fl_ctx: FLContext) -> Path:
+    """Where a site keeps its memory of a federation: one file per lineage of its jobs and submitter.
 
     Whatever federation a job of another configuration or user names, it neither reads this file nor is in its way.
     """
     folder, site = server_folder(federation, fl_ctx) / SITES, fl_ctx.get_identity_name()
     if is_named():  # the folder is one command's, which has compared its configuration
         return folder / f"{site}{SUFFIX}"
-    owner = hashlib.sha256(json.dumps([sha256, submitter(fl_ctx)]).encode()).hexdigest()
+    owner = hashlib.sha256(json.dumps([lineage, submitter(fl_ctx)]).encode()).hexdigest()
     return folder / f"{site}.{owner[:32]}{SUFFIX}"
 
 

@@ -24,11 +24,11 @@ class FairPersistor(PTFileModelPersistor):
     FLARE's locator of PyTorch models accepts subclasses of ``PTFileModelPersistor`` only.
     """
 
-    def __init__(self, federation: str = "", sha256: str = "") -> None:
-        """``sha256``: of the configuration; a federation that began with another one is not read."""
+    def __init__(self, federation: str = "", lineage: str = "") -> None:
+        """``lineage``: of the configuration; a federation that began with another one is not read."""
         super().__init__(allow_numpy_conversion=False)
         self.federation = federation
-        self.sha256 = sha256
+        self.lineage = lineage
 
     def handle_event(self, event: str, fl_ctx: FLContext) -> None:
         """The base class would look for a model of its own and save it when others announce a best one."""
@@ -55,5 +55,5 @@ class FairPersistor(PTFileModelPersistor):
 
     def _folder(self, fl_ctx: FLContext) -> Path:
         if self.federation:
-            refuse_foreign(self.federation, self.sha256, fl_ctx)
+            refuse_foreign(self.federation, self.lineage, fl_ctx)
         return server_folder(federation_id(self.federation, fl_ctx), fl_ctx)

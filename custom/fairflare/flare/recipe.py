@@ -167,7 +167,7 @@ class FairRecipe(Recipe):
         if _evaluations(self._made) and PERSISTOR not in server_app(self._made).components:
             # A server has to allow it in jobs without code: only those that need it name it.
             federation = self.config.federation
-            persistor = FairPersistor(federation, self.config.sha256() if federation else "")
+            persistor = FairPersistor(federation, self.config.lineage() if federation else "")
             self._made.to_server(persistor, id=PERSISTOR)
         if self._staging is not None:
             return

@@ -78,10 +78,11 @@ class Log:
     """The entries of an unbroken chain, each time from the disk, one by one; ``brief``: ``KEPT`` of each of them."""
 
     def __init__(self, path: Path) -> None:
-        self._path, self.brief, self.certificates, self.sites = path, list[Entry](), dict[str, str](), set[str]()
+        self._path, self.brief, self.certificates, self.sites = path, list[Entry](), dict[str, Any](), set[str]()
         for entry in self:
             self.brief.append({key: entry[key] for key in KEPT if key in entry})
-            self.certificates |= entry.get("certificates", {})
+            new = ((key, pem) for sha256, pem in entry.get("certificates", {}).items() for key in (sha256, pem))
+            self.certificates = {key: (pem, entry["time"]) for key, pem in new} | self.certificates
             self.sites |= {site for key in ("sites", "accepted", "preflight") for site in entry.get(key, ())}
         if not self.brief:
             raise Wrong("the log has no entry")
@@ -91,7 +92,7 @@ class Log:
 
 
 class Signers:
-    """Whose key signed what: certificates of the log by their SHA-256, and the root that must vouch for them."""
+    """Whose key signed what: certificates of the log, when each came, and the root that vouches."""
 
     def __init__(self, log: Log, root: bytes | None) -> None:
         self._entries, self._root = log.brief, x509.load_pem_x509_certificate(root) if root else None
@@ -101,14 +102,13 @@ class Signers:
     def name(self, content: bytes, proof: Mapping[str, Any]) -> str:
         """The name in the certificate whose key signed ``content``; raises Wrong where none of the root's did."""
         try:
-            pem = self._known.get(proof["certificate"], proof["certificate"])
+            pem, seen = self._known.get(proof["certificate"], (proof["certificate"], self._entries[-1]["time"]))
             leaf, *between = x509.load_pem_x509_certificates(pem.encode())
             padded = padding.PSS(mgf=padding.MGF1(hashes.SHA256()), salt_length=padding.PSS.MAX_LENGTH)
             key: Any = leaf.public_key()
             key.verify(base64.b64decode(proof["signature"], validate=True), content, padded, hashes.SHA256())
             if self._root is not None:
-                begun = datetime.fromisoformat(self._entries[0]["time"])  # they may have expired since
-                rules = PolicyBuilder().store(Store([self._root])).time(begun)
+                rules = PolicyBuilder().store(Store([self._root])).time(datetime.fromisoformat(seen))  # expired since?
                 known = {"ca_policy": ExtensionPolicy.webpki_defaults_ca(), "ee_policy": ExtensionPolicy.permit_all()}
                 rules.extension_policies(**known).build_client_verifier().verify(leaf, between)
             if leaf.subject.get_attributes_for_oid(NameOID.UNSTRUCTURED_NAME):
@@ -153,7 +153,7 @@ def _check_signatures(log: Log, signers: Signers, found: Verified, *, signed: bo
             if not (one.get("update") and one["round"] == entry["round"] if event == "round" else one):
                 raise Wrong(f"{where}: {site} was accepted without its signature")
             own.setdefault(site, []).append(one["round"] if event == "round" else event)
-        since = number if event in ("start", "resume", "round") else since
+        since = number if event in ("start", "segment", "resume", "round") else since
     for site, last in sorted(seen.items()):
         rounds = {one for one in own.get(site, ()) if isinstance(one, int)}
         ends = (n for n in sorted(rounds) if not {n - 1, n + 1} <= rounds)
@@ -218,9 +218,9 @@ def _within(shown: Any, kept: Sequence[Any]) -> bool:
 def _check_files(folder: Path, entries: Sequence[Entry], found: Verified) -> None:
     """Configuration, reports and model beside the log are those that the signed part of it names."""
     order = [*reversed(entries[: found.covered]), *reversed(entries)]
-    report, finish = (next((e for e in order if e["event"] == event), {}) for event in ("report", "finish"))
-    wanted = {"config.json": entries[0]["config_json_sha256"], MODEL: finish.get("model_sha256")}
-    for name, sha256 in (wanted | report.get("files", {})).items():
+    newest = {"report": {}, "finish": {}, "segment": entries[0]} | {e["event"]: e for e in reversed(order)}
+    wanted = {"config.json": newest["segment"]["config_json_sha256"], MODEL: newest["finish"].get("model_sha256")}
+    for name, sha256 in (wanted | newest["report"].get("files", {})).items():
         data = (folder / name).read_bytes() if (folder / name).is_file() else None
         if data is not None and sha256 != (_model_hash(data) if name == MODEL else hashlib.sha256(data).hexdigest()):
             raise Wrong(f"{name}: is not the one that the log names")

@@ -88,6 +88,11 @@ def part(record: Entry, key: str) -> Mapping[str, Any]:
     return record.get(key) or {}
 
 
+def away(record: Entry) -> list[str]:
+    """The sites that a run, or a segment, names and that were not connected when it began."""
+    return in_order(site for site, one in part(record, "rejected").items() if (one or {}).get("code") == "absent")
+
+
 def expected_in(record: Entry, training: Sequence[str]) -> set[str]:
     """The sites that a round counted on: those selected for it, or all that train; a site left out trains nothing."""
     return {*record.get("selected", training), *part(record, "accepted"), *part(record, "rejected")}
@@ -103,10 +108,11 @@ class Trail:
             a run with more than ``MAX_SHOWN`` answers, rounds at equal distances and the last one.
         totals: of all rounds.
         scored: "round" and "test_sets" of all rounds whose models were scored on shared test sets.
+        segments: the "start" record and the "segment" records in their order.
         resumes: the "resume" records in their order.
-        evaluation, best, benefit, risk, finish: the last record of that kind after the last resume, else empty: results
-            of the final model, the model that the run chose, the benefit of joining for each site, how well it can be
-            told whose records the model was trained on, and how the run ended.
+        evaluation, best, benefit, risk, finish: the last record of that kind after the last of these, else empty:
+            results of the final model, the model that the run chose, the benefit of joining for each site, how well it
+            can be told whose records the model was trained on, and how the run ended.
         after: "step/by/split" -> the last "after" of that kind since then: what a step after the last round came to.
         n_entries: records in the log, superseded ones included, records of reports not.
         head: hash of the last of these; with it the chain up to there can be checked.
@@ -117,6 +123,7 @@ class Trail:
     rounds: list[Entry] = field(default_factory=list)
     totals: Totals = field(default_factory=Totals)
     scored: list[Entry] = field(default_factory=list)
+    segments: list[Entry] = field(default_factory=list)
     resumes: list[Entry] = field(default_factory=list)
     evaluation: Entry = field(default_factory=dict)
     best: Entry = field(default_factory=dict)
@@ -129,6 +136,11 @@ class Trail:
     times: tuple[str | None, str | None] = (None, None)
 
     @property
+    def segment(self) -> Entry:
+        """The record that says what holds of sites and rounds: the last segment's."""
+        return self.segments[-1] if self.segments else self.start
+
+    @property
     def status(self) -> str:
         return str(self.finish.get("status") or "unfinished")
 
@@ -138,7 +150,9 @@ class Trail:
         return "site_privacy" in self.start
 
     def sites(self) -> list[str]:
-        named = set(self.start.get("sites") or ()) | set(self.evaluation.get("sites") or ())
+        named = set(self.evaluation.get("sites") or ())
+        for one in self.segments:
+            named |= {*(one.get("sites") or ()), *away(one)}
         return in_order(named.union(self.totals.accepted, self.totals.rejected))
 
     def test_sets(self) -> Mapping[str, Any]:
@@ -180,7 +194,7 @@ def read_trail(entries: Iterable[Entry]) -> Trail:
             continue
         first, last, trail.n_entries = first or record, record, trail.n_entries + 1
         if event == "start":
-            trail.start = record
+            trail.start, trail.segments = record, [record]
         elif event == "round":
             if held and record["round"] > held["round"]:  # else the later one of a round counts
                 _add(trail, held)
@@ -189,8 +203,12 @@ def read_trail(entries: Iterable[Entry]) -> Trail:
                 sets[record["round"]] = record["test_sets"]
         elif event == "scores":
             scores[record["round"]] = record
-        elif event == "resume":
-            trail.resumes.append(record)
+        elif event in ("resume", "segment"):
+            if event == "segment":
+                if held and held["round"] <= record["from_round"]:
+                    _add(trail, held)
+                held = {}
+            (trail.resumes if event == "resume" else trail.segments).append(record)
             trail.evaluation, trail.best, trail.benefit, trail.risk, trail.finish, trail.after = {}, {}, {}, {}, {}, {}
         elif event == "after":
             trail.after["/".join(str(record.get(key)) for key in ("step", "by", "split"))] = record
@@ -209,7 +227,7 @@ def read_trail(entries: Iterable[Entry]) -> Trail:
 
 def _add(trail: Trail, record: Entry, *, last: bool = False) -> None:
     """Count a round that stands, and keep it where a report shows it."""
-    training = trail.start.get("sites") or ()
+    training = trail.segment.get("sites") or ()
     trail.totals.add(record, training)
     total, sites = record.get("rounds") or record["round"], len(expected_in(record, training))
     if last or (record["round"] - 1) % max(1, math.ceil(total * sites / MAX_SHOWN)) == 0:
@@ -252,7 +270,11 @@ class RunLog:
 def line(entry: Mapping[str, Any]) -> str:
     """An entry of the audit log in words, on one line, without its time."""
     if entry["event"] == "start":
-        return f"start: {entry['method']} on {entry['task']}, seed {entry['seed']}, {len(entry['sites'])} sites"
+        start = f"start: {entry['method']} on {entry['task']}, seed {entry['seed']}, {len(entry['sites'])} sites"
+        return start + "".join(f"; {site} {entry['rejected'][site]['detail']}" for site in away(entry))
+    if entry["event"] == "segment":
+        segment = f"segment after round {entry['from_round']}, to round {entry['rounds']}: {', '.join(entry['sites'])}"
+        return segment + "".join(f"; {site} {entry['rejected'][site]['detail']}" for site in away(entry))
     if entry["event"] == "round":
         seconds = sum(entry["seconds"].values())
         left_out = "".join(f"; {s} left out: {r['code']} ({r['detail']})" for s, r in entry["rejected"].items())

@@ -82,11 +82,22 @@ def edition(summary: Json, trail: Trail, site: str) -> Json:
         "groups": _groups(summary, trail, site),
         "clinical": _clinical(summary, site),
         "part": _part(summary, row, site),
+        **_away(summary, site),
         "notes": _notes(summary, site),
         "rule": RULE,
         "provenance": {key: summary["provenance"][key] for key in ("model_sha256", "chain_head", "versions")},
     }
     return dict(json_value(found))
+
+
+def _away(summary: Json, site: str) -> Json:
+    """Of the last segment: how many hospitals were named and how many of them not there, and whether this one was not.
+
+    {} where all were there.
+    """
+    last = (summary.get("segments") or [{"away": [], "sites": []}])[-1]
+    n = len(last["away"])
+    return {"away": {"named": n + len(last["sites"]), "n": n, "own": site in last["away"]}} if n else {}
 
 
 def _run(summary: Json) -> Json:
@@ -344,15 +355,19 @@ def _result_words(found: Json) -> list[str]:
 
 def _taking_part(found: Json) -> list[str]:
     part, site = found["part"], found["site"]
+    said = []
+    if missing := found.get("away"):
+        own = f", {site} among them" if missing["own"] else ""
+        said = [f"{missing['n']} of {missing['named']} named hospitals were not connected at the start{own}."]
     if not part["expected"]:
-        return [f"{site} was asked in no round."]
+        return [*said, f"{site} was asked in no round."]
     rounds = plural(part["expected"], "round")
     if not part["left_out"]:
-        said = [f"{site} took part in all {rounds} in which it was asked."]
+        said.append(f"{site} took part in all {rounds} in which it was asked.")
     else:
         why = listing(f"{AWAY.get(code, code)} ({count})" for code, count in part["codes"].items())
         named = f": {why}" if why else ""
-        said = [f"{site} was left out of {part['left_out']} of the {rounds} in which it was asked{named}."]
+        said.append(f"{site} was left out of {part['left_out']} of the {rounds} in which it was asked{named}.")
     if part["weight"] is not None:
         share = "" if part["share"] is None else f"; it holds {text(part['share'], 2)} of the training examples"
         equal = f"{text(part['equal'], 2)} would be equal shares"

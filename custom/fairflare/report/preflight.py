@@ -15,7 +15,8 @@ Json = dict[str, Any]
 
 def preflight_section(trail: Trail) -> list[Json]:
     """What preflight found: rows of site, level, split, count and meaning, errors first; the last look counts."""
-    looked = (trail.resumes[-1] if trail.resumes else trail.start).get("preflight") or {}
+    last = max((trail.start, *trail.segments, *trail.resumes), key=lambda record: record.get("seq") or 0)
+    looked = last.get("preflight") or {}
     rows = []
     for site in in_order(looked):
         for found in (looked[site] or {}).get("findings") or ():

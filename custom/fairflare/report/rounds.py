@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fairflare.report import svg
-from fairflare.report.audit_reader import Entry, Trail, part
+from fairflare.report.audit_reader import Entry, Trail, away, part
 from fairflare.report.fairness import mean, worst
 from fairflare.report.section import Section
 from fairflare.report.values import capital, in_order, label, number, text
@@ -39,6 +39,23 @@ def contributions(trail: Trail) -> Json:
     rejected = sum(codes.total() for codes in totals.rejected.values())
     found = {"rounds": totals.rounds, "expected": expected, "accepted": accepted, "rejected": rejected}
     return {**found, "absent": expected - accepted - rejected, "rejections": totals.rejections}
+
+
+def segment_rows(trail: Trail) -> list[Json]:
+    """A row for each segment: after, to (its rounds), sites, came, left (since the one before), away, and began (time).
+
+    [] of a run that has but one, whose sites were all there.
+    """
+    rows: list[Json] = []
+    members: set[str] = set()
+    for one in trail.segments:
+        missing = away(one)
+        now = {*(one.get("sites") or ()), *missing}
+        about = {"after": one.get("from_round", 0), "to": one.get("rounds"), "began": one.get("time")}
+        moved = {"came": in_order(now - members) if rows else [], "left": in_order(members - now)}
+        rows.append({**about, "sites": in_order(now - set(missing)), **moved, "away": missing})
+        members = now
+    return rows if len(rows) > 1 or any(row["away"] for row in rows) else []
 
 
 @svg.inline("rounds")

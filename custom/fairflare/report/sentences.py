@@ -24,8 +24,25 @@ def opening(summary: Json) -> list[str]:
             f"On the shared test sets the model reaches {clean} on clean and {corrupted} on corrupted examples."
         ]
     joining = (summary.get("benefit") or {}).get("sentences") or []
-    paragraphs = [[_state(summary), *_service(summary)], *([joining] if joining else []), happened]
+    first = [_state(summary), *attendance(summary), *_service(summary)]
+    paragraphs = [first, *([joining] if joining else []), happened]
     return [" ".join(sentences) for sentences in paragraphs]
+
+
+def attendance(summary: Json) -> list[str]:
+    """Who was named and not there, and who came and left with the last segment."""
+    rows, found = summary.get("segments") or [], list[str]()
+    for row in rows:
+        began = f"the segment after round {row['after']}" if row["after"] else "the run"
+        were = "was" if len(row["away"]) == 1 else "were"
+        found += [f"{listing(row['away'])} {were} named and not connected when {began} began."] if row["away"] else []
+    if len(rows) > 1:
+        last = rows[-1]
+        moves = listing(f"{listing(last[key])} {key}" for key in ("came", "left") if last[key])
+        found.append(
+            f"The last of {len(rows)} segments began after round {last['after']}{f': {moves}' if moves else ''}."
+        )
+    return found
 
 
 FEW = 30

@@ -75,7 +75,8 @@ def summarise(config: Json, entries: Iterable[Mapping[str, Any]]) -> Json:
         too; curves: only of a run about times (``survival.curves_section``); risk: only
         where membership was attacked (``membership.risk_section``); unlike: only where a site's numbers do not fit
         (``numbers.unlike``); bounds: only where they acted on a site (``numbers.bounds_rows``); chosen: only of a run
-        that chooses its best model (``chosen_section``).
+        that chooses its best model (``chosen_section``); segments: where there are several, or a site was away
+        (``rounds.segment_rows``).
     """
     from fairflare.report.clinical import clinical_section  # what lists methods imports no NumPy
     from fairflare.report.survival import curves_section
@@ -120,7 +121,7 @@ def summarise(config: Json, entries: Iterable[Mapping[str, Any]]) -> Json:
         "timing": timing(trail),
         "traffic": traffic(trail),
         "provenance": {
-            "config_sha256": trail.start.get("config_sha256"),
+            "config_sha256": trail.segment.get("config_sha256"),
             "first_model_sha256": trail.start.get("model_sha256"),
             "model_sha256": trail.model_sha256(),
             "evaluated_model_sha256": trail.evaluation.get("model_sha256"),
@@ -136,6 +137,7 @@ def summarise(config: Json, entries: Iterable[Mapping[str, Any]]) -> Json:
         "curves": curves_section(trail.with_clinical_of(whole), config, about, sites),
         "site_privacy": trail.start.get("site_privacy"),
         "risk": risk_section(trail, sites),
+        "segments": rounds.segment_rows(trail),
         "used": PERSONAL if used else None,
         "unlike": numbers.unlike(trail),
         "bounds": numbers.bounds_rows(trail),

@@ -19,6 +19,7 @@ from fairflare.engine.files import AUDIT, CHECKPOINT, CONFIG, MODEL, is_file, is
 from fairflare.engine.hashes import model_hash
 from fairflare.engine.history import REPORT as RECORD
 from fairflare.engine.history import Follower, RunHistory, alike, events, left_behind, read_final, read_standing
+from fairflare.engine.setup.run_config import RunConfig
 from fairflare.report import PAGE, REPORT
 from fairflare.report.coefficients import coefficient_section
 from fairflare.report.edition import render_edition
@@ -192,7 +193,7 @@ def check_resumable(folder: Path) -> RunHistory | None:
         return None
     _require_run(folder)
     _described(read_json(folder / CONFIG))
-    run_history, _ = _verified(folder, torn=True)
+    run_history, _ = _verified(folder, torn=True, begins=True)
     read_final(folder, run_history)
     for name in (REPORT, PAGE):
         known = [record["files"].get(name) for record in run_history.reports]
@@ -201,10 +202,12 @@ def check_resumable(folder: Path) -> RunHistory | None:
     return run_history
 
 
-def _verified(folder: Path, *, torn: bool) -> tuple[RunHistory, audit.Entries]:
+def _verified(folder: Path, *, torn: bool, begins: bool = False) -> tuple[RunHistory, audit.Entries]:
+    """``begins``: a segment may have been killed between its configuration and its line."""
     _require_run(folder)
     run_history, entries = _followed(folder, torn=torn)
-    _checked_config(folder, run_history)
+    if not (begins and _begins(folder, run_history)):
+        _checked_config(folder, run_history)
     standing = read_standing(folder, run_history)
     Unscored(folder).check(run_history, standing.round if standing else 0)
     _check_choice(folder, run_history, entries, standing.round if standing else 0)
@@ -219,7 +222,7 @@ def _check_choice(folder: Path, run_history: RunHistory, entries: Sequence[Mappi
     if run_history.completed and choice.chooses and not line:
         raise UserError(f"{AUDIT}: ends without the choice of a model that {CONFIG} asks for")
     if line:
-        check_line(entries, line, choice.least)
+        check_line(entries, line, choice.least, run_history.segment["rounds"])
     check_files(folder, run_history, entries, choice, standing, ended=run_history.completed)
 
 
@@ -243,10 +246,17 @@ def _require_run(folder: Path) -> None:
 
 
 def _checked_config(folder: Path, run_history: RunHistory) -> dict[str, Any]:
-    """The content of ``config.json``, whose bytes are those that the log begins with."""
-    if _file_hash(folder / CONFIG) != run_history.start.get("config_json_sha256"):
+    """The content of ``config.json``, whose bytes are those that the log's last segment begins with."""
+    if _file_hash(folder / CONFIG) != run_history.segment.get("config_json_sha256"):
         raise UserError(f"{CONFIG}: is that of a run of another configuration than {AUDIT} begins with, or was changed")
     return read_json(folder / CONFIG)
+
+
+def _begins(folder: Path, run_history: RunHistory) -> bool:
+    """Whether ``config.json`` is that of a segment which the log does not yet name."""
+    config = RunConfig.from_json(read_json(folder / CONFIG))
+    same = config.sha256() == run_history.segment.get("config_sha256")
+    return not same and config.lineage() == run_history.start.get("lineage")
 
 
 def _logged_model(folder: Path, run_history: RunHistory) -> tuple[StateDict | None, str]:

@@ -160,7 +160,7 @@ class Observer:
             self.note(f"{site}: {finding}")
 
     def saw(self, entry: Mapping[str, Any]) -> None:
-        if entry["event"] in ("start", "resume"):
+        if entry["event"] in ("start", "segment", "resume"):
             self.began(entry, entry.get("from_round", 0))
         elif entry["event"] == "round":
             self.reached(entry, score_words(entry, self.headline))

@@ -97,6 +97,8 @@ def plan(folder: Path, site: str) -> Plan:
         names = site_names(config)
         if site not in names or site == config.leave_out:
             raise UserError(f"--site: expected a site that the run trained on ({', '.join(names)}), got {site}")
+        if run_history.segment is not run_history.start:
+            raise UserError(f"{folder}: has several segments; forget the site from a run of one")
         if config.leave_out:
             raise UserError(f"{folder}: is without {config.leave_out}; forget both from the run that had them")
         find(config.init_from, folder)

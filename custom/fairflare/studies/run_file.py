@@ -121,6 +121,11 @@ class Choices(Given):
         BeforeValidator(_pairs),
         Flag("A setting, be it trainer, rule, selector, after or tune; see `fairflare describe`.", "KEY=VALUE"),
     ] = Field(default={}, validation_alias=AliasChoices("set", "values"))
+    require: Annotated[
+        str | None,
+        BeforeValidator(lambda given: given if given is None else as_text(given)),
+        Flag("Named sites that must be there before the first round; else nothing begins.", "all|N"),
+    ] = None
     accept: Annotated[Texts, Flag("Preflight's errors of this code are warnings; repeat for more.", "CODE")] = []
     init_from: Annotated[
         Path | None,
@@ -143,7 +148,8 @@ class Choices(Given):
         user_code.use((*self.code, *([self.script] if self.script else [])))
         values = beneath(ROBUST, self.values, "run.") if self.robust else self.values
         named = {
-            key: getattr(self, key) for key in ("trainer", "rule", "selector", "server_optimizer", "after", "tune")
+            key: getattr(self, key)
+            for key in ("trainer", "rule", "selector", "server_optimizer", "after", "tune", "require")
         }
         named |= {"accept": ",".join(self.accept) or None, "init_from": self.init_from and str(self.init_from)}
         values = united(values, {key: value for key, value in named.items() if value is not None})
@@ -151,11 +157,32 @@ class Choices(Given):
             if self.task or self.kind or self.plan:
                 raise UserError("--script: goes with --data DIR, without --task, --kind and --plan")
             chosen, own = own_script(self.script, self.datalists, self.classes)
+        elif self.continues:
+            chosen, own = "", self.members()
         else:
             chosen, own = own_data(self.task, self.datalists, self.kind, self.classes)
         planned = plan_values(self.plan, chosen, {**values, **({"best_by": "none"} if folds else {})})
         values = without_sites(united(beneath(own, values), planned), self.without)
         return chosen, {"rounds": self.rounds, "sites": self.sites, "values": values}
+
+    @property
+    def continues(self) -> Path | None:
+        """The folder of the run whose next segment this is."""
+        return None
+
+    def members(self) -> Values:
+        """The sites of the run that goes on, or those whose files lie in the folder that ``datalists`` names now."""
+        from fairflare.engine.files import CONFIG, read_json
+        from fairflare.engine.setup.run_config import MEMBERS
+        from fairflare.studies.folders import require_run
+
+        assert self.continues is not None
+        require_run(self.continues)
+        if self.task or self.kind or self.classes:
+            raise UserError("--continue: goes on with its own task; --data DIR may name other sites")
+        before = read_json(self.continues / CONFIG)
+        lists = own_data(before["task"], self.datalists, None, None)[1] if self.datalists else before["options"]
+        return {key: lists[key] for key in MEMBERS if lists.get(key)}
 
 
 class Place(Given):
@@ -188,6 +215,10 @@ class Run(Choices):
     """One run."""
 
     method: Annotated[str, BeforeValidator(_method)] = ""
+    continued: Annotated[
+        Path | None,
+        Flag("The next segment of the federation in the folder RUN, without METHOD, or of the job ID.", "RUN|ID"),
+    ] = None
     seed: Annotated[Seed, Flag("Seeds the initial model and all local work; the data have --set data_seed=N.", "N")] = 0
 
     def config(self) -> RunConfig:
@@ -195,7 +226,20 @@ class Run(Choices):
         from fairflare.engine.setup.config import make_config
 
         task, choices = self.choices()
+        if self.continues:
+            from fairflare.studies.segments import next_segment
+
+            for name in ("method", "sites", "seed"):
+                if getattr(self, name) != type(self).model_fields[name].default:
+                    raise UserError(f"--continue {self.continues}: goes on with the run's own {name}")
+            return next_segment(self.continues, choices["rounds"], choices["values"])
+        own = {"federation": str(self.continued)} if self.continued else {}
+        choices["values"] = united(choices["values"], own)
         return make_config(self.method, task, seed=self.seed, **choices)
+
+    @property
+    def continues(self) -> Path | None:
+        return self.continued if self.continued and self.continued.is_dir() else None
 
 
 class RunFile(Run, Place):
@@ -223,7 +267,7 @@ class RunFile(Run, Place):
 def names_of(name: str, field: Any) -> list[str]:
     """The keys by which a file may name a field, the field's own name first."""
     flag = next((one for one in field.metadata if isinstance(one, Flag)), None)
-    own = "set" if name == "values" else name
+    own = {"values": "set", "continued": "continue"}.get(name, name)
     return [own, *(one.replace("-", "_") for one in (flag.names if flag else ()))]
 
 

@@ -7,6 +7,7 @@ import contextlib
 import json
 import os
 import random
+import shlex
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -112,11 +113,17 @@ def cautions(config: RunConfig, parts: Parts) -> list[str]:
 
 
 def resume(
-    folder: Path, *, sim_threads: int | None = None, workers: int | None = 1, page: bool = True
+    folder: Path,
+    config: RunConfig | None = None,
+    *,
+    sim_threads: int | None = None,
+    workers: int | None = 1,
+    page: bool = True,
 ) -> dict[str, Any]:
     """Continue the run in ``folder`` after its last finished round and return the content of ``report.json``.
 
-    The final model is the one of an uninterrupted run, bit for bit. Raises UserError: the folder holds no run, one that
+    Another ``config`` of the same lineage begins the federation's next segment. Without one, or with the same sites,
+    the final model is the one of an uninterrupted run, bit for bit. Raises UserError: the folder holds no run, one that
     is complete, or one that ran on deployed sites; RunFailed: as ``execute``.
     """
     from fairflare.report.write import check_resumable
@@ -129,12 +136,13 @@ def resume(
             raise UserError(f"{folder}: a free rider is simulated in it; the same `fairflare riders` goes on")
         described = read_json(folder / CONFIG)
         run_history = check_resumable(folder)
-        config, env = RunConfig.from_json(described), described.get("env")
-        if run_history is not None and run_history.completed and is_file(folder / MODEL):
-            return _reported(folder, run_history.start["sites"], page)
+        config, env = config or RunConfig.from_json(described), described.get("env")
+        anew = run_history is not None and run_history.segment.get("config_sha256") != config.sha256()
+        if run_history is not None and not anew and run_history.completed and is_file(folder / MODEL):
+            return _reported(folder, run_history.segment["sites"], page)
         if env not in ("local", "sim"):
-            text = "a new job continues it: the same fairflare run with --set federation=ID --force"
-            raise UserError(f"{folder}: ran on deployed sites; {text}")
+            again = shlex.join(["fairflare", "run", "--continue", str(folder), "--env", "prod", "--kit", "KIT"])
+            raise UserError(f"{folder}: ran on deployed sites; a new job continues it: {again}")
         find(config.init_from, folder)
         parts = build_parts(config)
         parts.task.check_data()

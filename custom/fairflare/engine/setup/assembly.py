@@ -27,7 +27,7 @@ from fairflare.engine.combination import Aggregation, Plain
 from fairflare.engine.evaluation import predict
 from fairflare.engine.exchanges.base import AtServer, named
 from fairflare.engine.exchanges.clinical import view_of
-from fairflare.engine.files import AUDIT, CONFIG, MOST_JSON, read_bytes, save_json
+from fairflare.engine.files import AUDIT, CONFIG, MOST_JSON, json_text, read_bytes, read_json, save_text
 from fairflare.engine.gate import Gate, SumsCheck
 from fairflare.engine.loop import Federation, Observer
 from fairflare.engine.setup import tasks
@@ -61,9 +61,15 @@ def build_federation(
     """The server's side, writing to ``folder``, where ``config.json`` is put first; UserError for what it refuses."""
     if env != "local":
         refuse_pooling(parts.selector, f"a FLARE job ({env})")
-    # A log's first line holds the hash of the config.json beside it.
-    if not ((folder / AUDIT).is_file() and is_begun(folder / AUDIT)):
+    # The first line of a log, and of each of its segments, holds the hash of the config.json beside it.
+    begun = (folder / AUDIT).is_file() and is_begun(folder / AUDIT)
+    if not begun:
         save_config(config, parts, folder, env)
+    said, configure = header(config, folder), dict[str, Any]
+    if begun and RunConfig.from_json(read_json(folder / CONFIG)).sha256() != config.sha256():
+        text = json_text(_described(config, parts, env))
+        said["config_json_sha256"] = hashlib.sha256(text.encode()).hexdigest()
+        configure = partial(save_text, folder / CONFIG, text)
     view, task, best = view_of(of_run(config, parts)), parts.task, parts.task.metric(parts.task.headline)
     by = config.best_by, config.best_weight
     scored = config.training.rounds if config.score_rounds == "all" else LAST if task.table_sets() else 1
@@ -76,10 +82,14 @@ def build_federation(
         gate=_gate(config, parts, view),
         transport=transport,
         rounds=0 if config.evaluation else config.training.rounds,
+        horizon=config.training.horizon or 0,
         lr=config.training.lr,
         min_sites=config.min_sites,
+        named=[name for name in site_names(config) if name != config.leave_out],
+        require=config.require,
         folder=folder,
-        header=header(config, folder),
+        header=said,
+        configure=configure,
         observers=observers,
         groups=parts.grouping.names,
         leave_out=config.leave_out,
@@ -105,6 +115,7 @@ def header(config: RunConfig, folder: Path) -> dict[str, Any]:
         "task": f"{config.task}:{config.preset}",
         "seed": config.seed,
         "config_sha256": config.sha256(),
+        "lineage": config.lineage(),
         "config_json_sha256": hashlib.sha256(read_bytes(folder / CONFIG, MOST_JSON)).hexdigest(),
         "versions": versions(),
         **({"site_privacy": budget} if config.site_epsilon else {}),
@@ -133,16 +144,22 @@ def _gate(config: RunConfig, parts: Parts, view: View) -> Gate:
 def save_config(config: RunConfig, parts: Parts, folder: Path, env: str) -> None:
     """Write ``config.json``: the run's configuration and what a reader should know beside it; first given weights."""
     keep(config.init_from, folder)
+    save_text(folder / CONFIG, json_text(_described(config, parts, env)))
+
+
+def _described(config: RunConfig, parts: Parts, env: str) -> dict[str, Any]:
     method, task = registry.get_method(config.method), parts.task
     script = f", script {str(config.options['script']).rpartition('.')[0]}.py" if task.by_script else ""
-    described = {
+    return {
+        **config.to_json(),
         "about": about(config, parts),
         "title": composed_title(method, config.parts) + script,
         "paper": str(method.paper),
         "probes": list(registry.probes_of(method, config.trainer)),
         "normalisation": normalisation(parts.network),
+        "env": env,
+        "versions": versions(),
     }
-    save_json(folder / CONFIG, {**config.to_json(), **described, "env": env, "versions": versions()})
 
 
 def site_names(config: RunConfig) -> list[str]:

@@ -33,7 +33,7 @@ from fairflare.engine.memory import (
     SpentFile,
     beside,
 )
-from fairflare.engine.setup.run_config import RunConfig, site_of_client
+from fairflare.engine.setup.run_config import RunConfig, site_of_client, without_members
 from fairflare.engine.setup.site_parts import Parts
 from fairflare.engine.site import Site
 from fairflare.participation import Selector
@@ -119,7 +119,7 @@ def build_site(
     history = referees.Forgetful() if home is None else AnsweredFile(home.with_name(home.name + ANSWERED_ENDING))
     referee = referees.Referee(
         run=spender(config),
-        subject=referees.named(config.task, config.preset, config.options),
+        subject=referees.named(config.task, config.preset, without_members(config.options)),
         exact=parts.trainer.sums_only,
         draws=draws(parts),
         history=history,
@@ -154,7 +154,7 @@ def build_site(
         memory=kept,
         egress=leaves(config, parts, min_count, own),
         keeps_best=config.best_by != NO_CHOICE,
-        asked=Asked(None if memory is None else beside(memory, ASKED_ENDING)),
+        asked=Asked(None if memory is None else beside(memory, ASKED_ENDING), config.sha256()),
         look=partial(_look, config, parts, known.get(name, name), own, min_count, execution.device),
         tell=tell,
         aggregation=aggregation,
@@ -175,7 +175,7 @@ def draws(parts: Parts) -> bool:
 
 def spender(config: RunConfig) -> str:
     """What the keys of a run in a site's ledger begin with."""
-    return f"{config.federation} {config.sha256()}"
+    return f"{config.federation} {config.lineage()}"
 
 
 def _spent(config: RunConfig, home: Path | None, of: str = "") -> SpentFile:

@@ -108,7 +108,8 @@ class Join:
         if not self._log.first:
             about = {"join": list(self.plan.names), "task": f"{self.config.task}:{self.config.preset}"}
             sites = sorted(self.transport.sites())
-            first = self._log.append("start", config_sha256=sha256, sites=sites, versions=versions(), **about)
+            about |= {"config_sha256": sha256, "lineage": self.config.lineage()}
+            first = self._log.append("start", sites=sites, versions=versions(), **about)
             self._sites = first["sites"]
             return
         if self._log.first.get("config_sha256") != sha256:
@@ -137,7 +138,7 @@ class Join:
         """One federation; the hospitals that stopped it, none where it has come to its end."""
         parts = build_parts(run)
         federation = build_federation(run, parts, transport, place, self.env, credentials=self.credentials)
-        federation.min_sites = len(transport.among)
+        federation.min_sites, federation.named = len(transport.among), transport.sites()
         try:
             federation.run(parts.model)
         except RunFailed:

@@ -31,8 +31,11 @@ from fairflare.privacy.schemes import AUTO, NEIGHBOURS, SCHEMES
 from fairflare.tasks.base import Task
 
 FORMAT = 2
-NO_CHOICES = ("federation", "task_timeout")
-"""Keys that may differ between a job and the one that continues it."""
+NO_CHOICES = ("federation", "task_timeout", "require", "require_within")
+"""Keys that may differ between a job and the one that continues the same segment."""
+CHANGES = (*NO_CHOICES, "min_sites", "min_responses", "grace", "accept", "clients")
+"""Keys that may differ between the segments of a federation, as do the rounds and the task's ``MEMBERS``."""
+MEMBERS = ("site_names", "datalists")
 
 DESCRIPTIONS = frozenset({"format", "about", "title", "paper", "probes", "normalisation", "env", "versions"})
 """Keys of a ``config.json`` beside the choices; they describe, and nothing is built from them."""
@@ -62,6 +65,9 @@ class RunConfig:
         leave_out: a site that trains nothing and is only evaluated; empty: none.
         clients: the FLARE clients that take the task's sites, in the task's order; empty: named as in the task.
         federation: id of the federation that a deployed job continues, which is its first job's; empty: a new one.
+        require: how many of the named sites must be there before the first round; 0: min_sites, see
+            ``Federation.require``.
+        require_within: seconds for which whoever starts a deployed run waits for them.
         task_timeout: seconds that FLARE's sites have for one task; who takes longer is left out of that round and not
             waited for until it answers again.
         stacked: True computes the local steps of all sites in batched calls, in process only; the model is then equal
@@ -171,6 +177,8 @@ class RunConfig:
     evaluation: bool = False
     fold: Annotated[str, Text(pattern=r"(all|\d{1,2}/\d{1,2}/\d{1,4})?", words="a fold as 0/5/0")] = ""
     join: dict[str, Any] = dataclasses.field(default_factory=dict)
+    require: Annotated[int, Range(0, 1_000_000)] | Literal["all"] = 0
+    require_within: Annotated[int, Range(0, 30 * 86_400)] = 600
     code: Annotated[dict[str, Fingerprint], Entries(100)] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -239,6 +247,19 @@ class RunConfig:
         choices = {key: value for key, value in self.to_json().items() if key not in NO_CHOICES}
         return hashlib.sha256(json.dumps(choices, sort_keys=True).encode()).hexdigest()
 
+    def lineage(self) -> str:
+        """Hash of what no segment of a federation changes: the same for all of them.
+
+        A budget of privacy is dealt out over the rounds, which then are part of it.
+        """
+        choices = {key: value for key, value in self.to_json().items() if key not in CHANGES}
+        choices["options"] = without_members(choices["options"])
+        if self.best_by != NO_CHOICE:  # two models are compared over so many sites at least
+            choices["min_sites"] = self.min_sites
+        if not (self.components.trainer.private or self.site_epsilon):
+            choices["training"] = {key: value for key, value in choices["training"].items() if key != "rounds"}
+        return hashlib.sha256(json.dumps(choices, sort_keys=True).encode()).hexdigest()
+
 
 LEVELS: Mapping[str, Mapping[str, Any]] = {
     "off": {},
@@ -261,6 +282,11 @@ RUN_KEYS = tuple(name for name in JSON_NAMES if name not in {*BESIDE, *PART_KEYS
 """Settings of the run, whose owner is "run"; a step after the last round is chosen with its own."""
 
 
+def without_members(options: Mapping[str, Any]) -> dict[str, Any]:
+    """A task's options but for those that say whose data they are."""
+    return {key: value for key, value in options.items() if key not in MEMBERS}
+
+
 def site_of_client(config: RunConfig, task: Task) -> dict[str, str]:
     """FLARE client -> the task's site that it takes, in the task's order."""
     return dict(zip(config.clients or task.sites(), task.sites(), strict=True))
@@ -273,7 +299,7 @@ LATER = {
     name: default for name, default in registry.parameters(RunConfig).items() if name in PLAIN and name not in FIRST
 }
 LATER |= {"after_settings": {}}
-LATER_IN_TRAINING: Mapping[str, Any] = {"local_steps": None, "fewest_steps": None, "most_steps": None}
+LATER_IN_TRAINING: Mapping[str, Any] = {"local_steps": None, "fewest_steps": None, "most_steps": None, "horizon": None}
 LATER_IN_OPTIONS: Mapping[str, Mapping[str, Any]] = {
     "heart": {"reference": False, "scaling": "centre"},
     "classification": {"window": "percentiles"},

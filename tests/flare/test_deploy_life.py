@@ -1,0 +1,140 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A federation's life by the commands of docs/life.md: late, renewed, replaced, left and new hospitals."""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+
+import pytest
+from federation_processes import LIMIT, ROOT, Federation, check_run, until
+
+from fairflare.cli.main import main
+from fairflare.engine.audit import verify
+from fairflare.engine.in_process import InProcess
+from fairflare.privacy import log_verifier
+from own_folder import write_tables
+
+pytestmark = pytest.mark.deploy
+SITES = ["hospital-a", "hospital-b", "hospital-c", "hospital-d"]
+SETTINGS = {"label": "outcome", "features": "age,score", "attribute_values": "sex=f|m"}
+PAGE = (ROOT / "docs" / "life.md").read_text()
+
+
+def blocks():
+    """What the first line of each of the section's blocks says -> the block."""
+    section = PAGE.partition("## A federation's life\n")[2].partition("\n## ")[0]
+    found = re.findall(r"```bash\n(# (.*?)[:.].*?)```", section, re.DOTALL)
+    return {name: block for block, name in found}
+
+
+def in_this_process(*words):
+    with pytest.raises(SystemExit) as stop:
+        main([str(word) for word in words])
+    assert not stop.value.code
+
+
+class Hub(Federation):
+    """The federation's folder, in which the commands of the page are typed."""
+
+    def type(self, block):
+        """Run a block of commands; what they print. Processes that stay hold no pipe of it."""
+        said = self.folder / "said.txt"
+        path = os.pathsep.join(map(str, (self.folder / "bin", self.python.parent, self.cli["PATH"])))
+        with said.open("w") as file:
+            done = subprocess.run(
+                ["bash", "-euo", "pipefail", "-c", block], cwd=self.folder, env={**self.cli, "PATH": path},
+                stdout=file, stderr=file, stdin=subprocess.DEVNULL, timeout=LIMIT,
+            )  # fmt: skip
+        assert done.returncode == 0, said.read_text()[-3000:]
+        return said.read_text()
+
+    def commands(self):
+        """``fairflare`` and ``nvflare`` as the page has them."""
+        (self.folder / "bin").mkdir()
+        for name, command in (
+            ("fairflare", f"{sys.executable} -m fairflare"),
+            ("nvflare", f"{self.python} -m nvflare.cli"),
+        ):
+            (self.folder / "bin" / name).write_text(f'#!/bin/sh\nexec {command} "$@"\n')
+            (self.folder / "bin" / name).chmod(0o700)
+
+    def site_file(self, site):
+        own = f"data_root: {self.folder / 'tables'}\ndatalist: {site}.csv\nmin_count: 10\n"
+        (self.kits / site / "local" / "fairflare_site.yaml").write_text(own)
+
+    def begin(self, *names):
+        """Start kits, and wait until the server has them."""
+        before = {name: self.registered(name) for name in names}
+        for name in names:
+            self.type(f"cd {self.kits / name} && ./startup/start.sh")
+        until(lambda: all(self.registered(name) > before[name] for name in names if name != "localhost"))
+
+    def registered(self, name):
+        return self.registrations(name) if (self.kits / name / "log.txt").is_file() else 0
+
+
+@pytest.fixture
+def hub(tmp_path):
+    made = Hub("provisioned.sh", tmp_path / "hub")
+    try:
+        made.sh("prepare")
+        made.commands()
+        write_tables(made.folder / "tables", SITES)
+        said = {"kind": "tabular", "classes": ["lived", "died"], "options": SETTINGS}
+        (made.folder / "tables" / "dataset.json").write_text(json.dumps(said))
+        for site in SITES[:3]:
+            made.site_file(site)
+        yield made
+    finally:
+        made.sh("stop", check=False)
+        for process in made.running():
+            process.kill()
+        shutil.rmtree(made.folder, ignore_errors=True)
+
+
+def test_the_commands_of_the_page(hub, tmp_path, monkeypatch):
+    """Three hospitals, one of them late; one leaves, a fourth comes, rounds are added, and the rest goes on."""
+    page, run = blocks(), hub.folder / "run"
+    hub.begin("localhost", "hospital-a", "hospital-b")
+    said = hub.type(page["The first segment"])
+    assert "not connected, so that the job starts without: hospital-c; the next segment takes them up" in said
+    first = verify(run / "audit.jsonl")[0]
+    assert first["sites"] == SITES[:2] and first["rejected"]["hospital-c"]["code"] == "absent"
+    assert "hospital-c is named and was not connected at the start" in (run / "log.txt").read_text()
+    assert "hospital-c was named and not connected when the run began." in (run / "report.html").read_text()
+
+    hub.begin("hospital-c")
+    hub.type(page["The next one begins when all three are there; two more rounds"])
+
+    hub.type(page["A hospital comes"])
+    hub.site_file("hospital-d")
+    hub.begin("hospital-d")
+    old = (hub.kits / "hospital-b" / "startup" / "client.crt").read_bytes()
+    hub.type(page["A certificate is renewed"])
+    assert (hub.kits / "hospital-b" / "startup" / "client.crt").read_bytes() != old
+    hub.type(page["A hospital leaves"])
+    hub.type(page["A machine is replaced"])
+    hub.type(page["The last segment"])
+
+    entries = check_run(run)
+    segments = [e for e in entries if e["event"] in ("start", "segment")]
+    assert [(e["rounds"], e["sites"]) for e in segments] == [(2, SITES[:2]), (4, SITES[:3]), (6, SITES[1:])]
+    assert [e["rejected"].get("hospital-c", {}).get("code") for e in segments] == ["absent", None, None]
+    places = [hub.kits / site for site in SITES if site != "hospital-c"] + [hub.folder / "new-machine" / "hospital-c"]
+    kept = [at / "fairflare_state" / first["federation"] / "sites" / f"{at.name}.heads.jsonl" for at in places]
+    found = log_verifier.check(run, hub.kits / "hospital-a" / "startup" / "rootCA.pem", kept)
+    assert not found.problem and set(found.vouched) == {"server localhost", *(f"site {site}" for site in SITES)}
+
+    here, data = tmp_path / "here", hub.folder / "tables"
+    sites = InProcess.sites
+    with monkeypatch.context() as patch:
+        patch.setattr(InProcess, "sites", lambda self: [site for site in sites(self) if site != "hospital-c"])
+        own = ["--data", data, "--without", "hospital-d", "--rounds", "2", "--set", "horizon=6"]
+        in_this_process("run", "fedism-plus", *own, "--no-solo", "--out", here)
+    in_this_process("run", "--continue", here, "--rounds", "4")
+    in_this_process("run", "--continue", here, "--data", data, "--without", "hospital-a", "--rounds", "6")
+    models = [[e["model_sha256"] for e in verify(at / "audit.jsonl") if e["event"] == "finish"] for at in (run, here)]
+    assert models[0] == models[1] and len(models[0]) == 3

@@ -1,0 +1,162 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``fairflare run --continue``: the next segment of a run's federation, in its log, its report and its pages."""
+
+import json
+
+import pytest
+
+from fairflare.cli.main import main
+from fairflare.engine import loop
+from fairflare.engine.audit import verify
+from fairflare.engine.in_process import InProcess
+from fairflare.privacy import log_verifier
+from fairflare.report.write import verify_run
+from own_folder import write_tables
+
+SETTINGS = ("label=outcome", "features=age,score", "attribute_values=sex=f|m", "group_by=label+sex", "horizon=4")
+
+
+def call(*arguments):
+    with pytest.raises(SystemExit) as stop:
+        main([str(word) for word in arguments])
+    return stop.value.code or 0
+
+
+@pytest.fixture(scope="module")
+def own(tmp_path_factory):
+    """How a run of hospitals a and b, of four that have a table in one folder, begins."""
+    tables = write_tables(tmp_path_factory.mktemp("own") / "tables", ["a", "b", "c", "d"])
+    options = ["--data", tables, "--kind", "tabular", "--classes", "lived,died", "--workers", "1", "--no-solo"]
+    return [*options, *(part for pair in SETTINGS for part in ("--set", pair))]
+
+
+@pytest.fixture(scope="module")
+def run(own, tmp_path_factory):
+    """Rounds 1 and 2 of a and b, 3 and 4 of b, c and d; beside it the first segment alone."""
+    folder = tmp_path_factory.mktemp("runs") / "run"
+    assert call("run", "fedism-plus", *own, "--without", "c", "--without", "d", "--rounds", "2", "--out", folder) == 0
+    assert call("run", "--continue", folder, "--data", own[1], "--without", "a", "--rounds", "4") == 0
+    return folder
+
+
+def test_members_and_rounds_change(run):
+    entries = verify_run(run)
+    start, segment = (next(e for e in entries if e["event"] == event) for event in ("start", "segment"))
+    assert (start["sites"], segment["sites"]) == (["a", "b"], ["b", "c", "d"])
+    assert (start["rounds"], segment["rounds"], segment["from_round"]) == (2, 4, 2)
+    assert start["config_sha256"] != segment["config_sha256"] and start["lineage"] == segment["lineage"]
+    rounds = {e["round"]: sorted(e["accepted"]) for e in entries if e["event"] == "round"}
+    assert rounds == {1: ["a", "b"], 2: ["a", "b"], 3: ["b", "c", "d"], 4: ["b", "c", "d"]}
+    assert json.loads((run / "config.json").read_text())["options"]["site_names"] == "b,c,d"
+    assert not log_verifier.check(run).problem
+    assert "segment after round 2, to round 4: b, c, d" in (run / "log.txt").read_text()
+
+
+def test_report_and_page_show_the_segments(run):
+    report = json.loads((run / "report.json").read_text())
+    first, last = report["detail"]["segments"]
+    assert (first["sites"], last["sites"], last["came"], last["left"]) == (
+        ["a", "b"],
+        ["b", "c", "d"],
+        ["c", "d"],
+        ["a"],
+    )
+    assert report["status"] == "completed" and report["rounds"] == 4
+    page = (run / "report.html").read_text()
+    assert "The last of 2 segments began after round 2: c and d came and a left." in page
+    assert "A segment is one job of the federation" in page
+
+
+def test_another_segment_may_be_cut_short_anywhere(run, own, tmp_path, monkeypatch):
+    """Killed between its configuration and its line, then in a round: ``resume`` goes on to the same model."""
+    entries = verify(run / "audit.jsonl")
+    folder = tmp_path / "run"
+    assert call("run", "fedism-plus", *own, "--without", "c", "--without", "d", "--rounds", "2", "--out", folder) == 0
+    log = loop.Federation._log
+
+    def dies(at):
+        def logs(self, event, **content):
+            if (event, content.get("round")) == at:
+                raise KeyboardInterrupt
+            return log(self, event, **content)
+
+        return logs
+
+    changes = ["--data", own[1], "--without", "a", "--rounds", "4"]
+    for at, command in (
+        (("segment", None), ["run", "--continue", folder, *changes]),
+        (("round", 4), ["resume", folder]),
+    ):
+        with monkeypatch.context() as patch:
+            patch.setattr(loop.Federation, "_log", dies(at))
+            assert call(*command) != 0
+    assert call("resume", folder) == 0
+    found = verify_run(folder)
+    assert [e["event"] for e in found if e["event"] in ("start", "segment", "resume")] == ["start", "segment", "resume"]
+    last, expected = ([e for e in log if e["event"] == "finish"][-1] for log in (found, entries))
+    assert last["model_sha256"] == expected["model_sha256"]
+
+
+def test_nothing_new_is_no_segment(run, capsys):
+    assert call("run", "--continue", run) == 2
+    assert "the run is complete, there is nothing to resume" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "words, said",
+    [
+        (["--set", "lr=0.5"], "setting that a segment may change"),
+        (["--rounds", "1"], "rounds: expected at least 4, which are finished, got 1"),
+        (["--task", "heart"], "goes on with its own task"),
+        (["--seed", "1"], "goes on with the run's own seed"),
+        (["--without", "nobody"], "--without"),
+        (["--set", "min_sites=9"], "min_sites"),
+        (["--out", "elsewhere"], "the run's folder goes on"),
+    ],
+    ids=["lr", "rounds", "task", "seed", "site", "min_sites", "out"],
+)
+def test_what_a_segment_cannot_be(run, words, said, capsys):
+    before = [(run / name).read_bytes() for name in ("audit.jsonl", "config.json")]
+    assert call("run", "--continue", run, *words) == 2
+    assert said in " ".join(capsys.readouterr().err.split())
+    assert [(run / name).read_bytes() for name in ("audit.jsonl", "config.json")] == before
+
+
+def test_a_method_is_not_given_twice_nor_left_out(run, capsys):
+    assert call("run", "fedavg", "--continue", run) == 2
+    assert "goes on with the run's own method" in capsys.readouterr().err
+    assert call("run", "--task", "heart") == 2
+    assert "METHOD" in capsys.readouterr().err
+
+
+def test_a_job_of_the_next_segment(run, tmp_path):
+    assert call("export", "--continue", run, "--rounds", "6", "--out", tmp_path / "job") == 0
+    (config,) = (tmp_path / "job").rglob("config_fed_server.json")
+    (carried,) = (one["args"]["config"] for one in json.loads(config.read_text())["workflows"])
+    assert carried["training"]["rounds"] == 6 and carried["options"]["site_names"] == "b,c,d"
+
+
+def test_a_site_is_not_forgotten_from_several_segments(run, capsys):
+    assert call("forget", run, "--site", "b", "--yes") == 2
+    assert "has several segments" in capsys.readouterr().err
+
+
+def test_an_absence_is_on_the_first_screen_and_on_a_hospitals_page(own, tmp_path, monkeypatch, capsys):
+    sites = InProcess.sites
+    monkeypatch.setattr(InProcess, "sites", lambda self: [site for site in sites(self) if site != "c"])
+    folder = tmp_path / "run"
+    asked = ["run", "fedavg", *own, "--without", "d", "--rounds", "1", "--out", folder]
+    assert call(*asked, "--require", "all") == 1
+    assert "2 sites are there, 3 required; missing: c" in capsys.readouterr().err
+    assert call(*asked, "--require", "2", "--force") == 0
+    assert verify_run(folder)[0]["rejected"]["c"]["code"] == "absent"
+    assert (
+        "c is named and was not connected at the start: the next segment takes it up"
+        in (folder / "log.txt").read_text()
+    )
+    page = (folder / "report.html").read_text()
+    assert "c was named and not connected when the run began." in page[: page.index("What happened in the rounds")]
+    assert call("report", folder, "--site", "a", "--site", "c") == 0
+    own_page, others = ((folder / "editions" / f"{site}.html").read_text() for site in ("c", "a"))
+    assert "1 of 3 named hospitals were not connected at the start, c among them." in own_page
+    assert "1 of 3 named hospitals were not connected at the start." in others
