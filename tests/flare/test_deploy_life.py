@@ -24,9 +24,8 @@ PAGE = (ROOT / "docs" / "life.md").read_text()
 
 
 def blocks():
-    """What the first line of each of the section's blocks says -> the block."""
-    section = PAGE.partition("## A federation's life\n")[2].partition("\n## ")[0]
-    found = re.findall(r"```bash\n(# (.*?)[:.].*?)```", section, re.DOTALL)
+    """What the first line of each of the page's blocks says -> the block."""
+    found = re.findall(r"```bash\n(# (.*?)[:.].*?)```", PAGE, re.DOTALL)
     return {name: block for block, name in found}
 
 
