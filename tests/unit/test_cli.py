@@ -190,7 +190,7 @@ def test_compare_reuses_what_is_finished(capsys, tmp_path):
     command = ["compare", "fedavg", "fedavg:weighting=uniform", "--task", "support2", "--rounds", 1]
     command += ["--seeds", "0,1", "--out", tmp_path / "c"]
     code, out, err = call(capsys, *command)
-    assert code == 0 and "comparison:" in out and out.count("report:") == 4, err
+    assert code == 0 and "comparison:" in out and out.count("fairflare report") == 1, err
     assert (tmp_path / "c" / "compare.html").is_file()
     assert len(json.loads((tmp_path / "c" / "compare.json").read_text())["methods"]) == 2
     code, out, err = call(capsys, *command)
