@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from fairflare.report import svg
-from fairflare.report.svg import BLUE, DARK, GREEN, ORANGE, inline, legend, point
-from fairflare.report.values import drawn, rendered
+from fairflare.report.svg import BLUE, DARK, GREEN, ORANGE, inline
+from fairflare.report.values import Estimate, drawn, rendered
 
 Json = dict[str, Any]
 LABELS = {"U": "using less own", "J": "joining less own", "D": "joining less using"}
@@ -22,20 +22,17 @@ def forest(figure: Any, found: Json) -> str | None:
     rows = {name: one["estimands"] for name, one in found["sites"].items() if "estimands" in one}
     if not rows or len(rows) > MAX_DRAWN:
         return None
-    figure.set_figheight(1.9 + 0.42 * len(rows))
-    axes = figure.subplots()
-    axes.axvline(0, color=DARK, linewidth=1)
-    for y, each in enumerate(rows.values()):
-        for place, (key, label) in enumerate(LABELS.items()):
-            where = {"mean": each[key]["value"], "low": each[key]["low"], "high": each[key]["high"]}
-            where = {end: 1000 * value for end, value in where.items()}
-            style = {"fmt": "o", "color": COLOURS[key], "markersize": 4, "label": label if y == 0 else None}
-            point(axes, where, y + 0.25 * (place - 1), **style)
-    axes.set_yticks(range(len(rows)), [svg.short(name) for name in rows])
-    axes.set_ylim(len(rows) - 0.5, -0.5)
-    axes.grid(axis="y", visible=False)
-    legend(figure, axes, "gain in Brier score x 1,000 (95 % interval)", columns=3)
+    series = [
+        svg.Series(label, [_thousandths(each[key]) for each in rows.values()], COLOURS[key])
+        for key, label in LABELS.items()
+    ]
+    axis = "gain in Brier score x 1,000 (95 % interval)"
+    svg.dots(figure, list(rows), series, axis, at=[(0, "", DARK)], columns=3)
     return "Above 0 the first-named is better"
+
+
+def _thousandths(estimate: Json) -> Estimate:
+    return Estimate(*(1000 * estimate[key] for key in ("value", "low", "high")))
 
 
 def with_figures(found: Mapping[str, Any]) -> Json:

@@ -65,7 +65,8 @@ def build_federation(
     begun = (folder / AUDIT).is_file() and is_begun(folder / AUDIT)
     if not begun:
         save_config(config, parts, folder, env)
-    said, configure = header(config, folder), dict[str, Any]
+    configure: Callable[[], object] = dict
+    said = header(config, folder)
     if begun and RunConfig.from_json(read_json(folder / CONFIG)).sha256() != config.sha256():
         text = json_text(_described(config, parts, env))
         said["config_json_sha256"] = hashlib.sha256(text.encode()).hexdigest()
