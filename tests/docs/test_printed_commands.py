@@ -58,6 +58,7 @@ ELSEWHERE = {
     r"fairflare run .*--tune ": "tests/unit/test_pretrained.py",
     r"fairflare search ": "lab/tests/studies/test_search.py",
     r"fairflare compare .*--scheduler ": "tests/unit/test_cluster.py",
+    r"python hospitals.py": "tests/docs/test_printed_commands.py::world",
     r"python docs/notebooks/make.py": "tests/docs/test_notebooks.py",
     r"fairflare (run|export) run.yaml": "tests/unit/test_python.py::test_the_pages_examples_are_one_run",
     r"python benchmarks/": "tests/unit/test_benchmarks.py",
@@ -84,6 +85,7 @@ ELSEWHERE = {
 """What needs processes or hours of its own: a pattern, and the test that runs it."""
 
 COMMANDS = printed_commands()
+TUTORIAL = ROOT / "docs" / "tutorial.md"
 
 
 def bare(text: str) -> str:
@@ -128,6 +130,8 @@ def world(tmp_path_factory):
         for name in ("my_net.py", "my_data.py"):  # as the task's default, three channels of 64 pixels
             text = (folder / name).read_text().replace("Conv2d(1,", "Conv2d(3,")
             (folder / name).write_text(text.replace("(n, 1, 32, 32)", "(n, 3, 64, 64)"))
+        tutorial = re.search(r"^```python\n(# hospitals.py.*?)^```", TUTORIAL.read_text(encoding="utf-8"), re.S | re.M)
+        exec(tutorial[1], {})  # writes heart/
         write_tree(folder / "SOURCE" / "ICH_20", (220, 340, 300, 360, 580), (4, 5, 4, 5, 8), ".png", False, ())
         (folder / "fairflare_site.yaml").write_text(f"data_root: masks\ndatalist: client_{SITES[0]}.json\n")
         (folder / "local").mkdir()
