@@ -13,7 +13,7 @@ from nvflare.apis.server_engine_spec import ServerEngineSpec
 from nvflare.apis.workspace import Workspace
 from nvflare.app_common.storages.filesystem_storage import FilesystemStorage
 
-from fairflare.flare import job_reason
+from fairflare.flare import deploy, job_reason, simulate
 from fairflare.flare.controller import FairController
 from fairflare.flare.job_reason import JobReason
 
@@ -62,3 +62,27 @@ def test_the_parent_process_needs_no_library_for_it():
     """The server's own process loads what it names in resources.json, not PyTorch."""
     source = Path(job_reason.__file__).read_text(encoding="utf-8")
     assert set(re.findall(r"^from (\w+)", source, re.M)) == {"__future__", "pathlib", "nvflare"}
+
+
+def test_a_simulation_s_tracebacks_are_brought_home(tmp_path):
+    (workspace := tmp_path / "workspace").mkdir()
+    app = workspace / "job" / "site-1" / "simulate_job" / "app_site-1"
+    app.mkdir(parents=True)
+    for name in ("fairflare_errors.txt", "fairflare_preflight.txt", "other.txt"):
+        (app / name).write_text(name)
+    simulate._fetch(workspace, tmp_path)
+    brought = {path.name: path.read_text() for path in tmp_path.iterdir() if path.is_file()}
+    assert brought == {
+        "errors_site-1.txt": "fairflare_errors.txt",
+        "preflight_site-1.txt": "fairflare_preflight.txt",
+    }
+
+
+def test_the_last_line_names_the_file_at_the_site(tmp_path, monkeypatch):
+    said = {"reason": "round 1: 0 accepted sites, 2 needed; a: site_error (EXECUTION_EXCEPTION ScriptFailed)"}
+    monkeypatch.setattr(deploy, "_last_entry", lambda folder: said)
+    line = deploy._reason({"job_id": "0123", "status": "FINISHED:EXECUTION_EXCEPTION"}, tmp_path)
+    where = "; traceback in 0123/app_SITE/fairflare_errors.txt of that site's kit"
+    assert line == f"FINISHED:EXECUTION_EXCEPTION: {said['reason']}{where}"
+    said["reason"] = "round 1: 0 accepted sites, 2 needed; a: no_answer"
+    assert "traceback" not in deploy._reason({"job_id": "0123"}, tmp_path)

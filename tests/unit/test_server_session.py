@@ -19,7 +19,7 @@ def test_flare_looks_for_its_configuration_in_the_kit_alone(tmp_path, monkeypatc
     looked = []
     monkeypatch.setattr(ConfigService, "_config_path", [])
     monkeypatch.setattr(CommConfigurator, "_config_loaded", False)
-    monkeypatch.setattr(deploy, "new_secure_session", lambda *_, **__: CommConfigurator())
+    monkeypatch.setattr(deploy, "open_session", lambda *_, **__: CommConfigurator())
     monkeypatch.setattr(os, "walk", lambda top: looked.append(top) or iter(()))
     with deploy.Server("lead@hub.org", tmp_path):
         assert set(looked) == {str(tmp_path)}
