@@ -165,6 +165,13 @@ def test_the_worst_site_is_drawn_in_its_colour(summary):
     assert "site-10, worst served" in weight_rounds(summary)
 
 
+def test_the_first_figure_shows_the_models_trained_alone_where_there_are_such(summary):
+    assert "trained alone there" not in site_points(summary)
+    sites = [{"site": row["site"], "solo": 0.5} for row in summary["sites"]]
+    summary["benefit"] = {"metrics": {"balanced_accuracy": {"sites": sites}}}
+    assert "trained alone there" in site_points(summary)
+
+
 def test_weights_that_equal_the_shares_single_out_no_site(inputs):
     for entry in inputs["entries"][1:5]:
         entry["weights"] = {"site-1": 0.5, "site-2": 0.3, "site-10": 0.2}
