@@ -56,7 +56,7 @@ def test_no_key_of_a_list_that_may_name_a_patient_becomes_a_group(tmp_path):
     files = contents(root, proposal.found, False)
     options = json.loads(files["dataset.json"])["options"]
     assert options["attribute_values"] == "sex=f|m; age_band=40 to 59|60 to 79|80 and over|under 40"
-    text = "".join(files.values())
+    text = b"".join(files.values()).decode()
     assert "Doe" not in text and "900" not in text and "1.2." not in text
 
 

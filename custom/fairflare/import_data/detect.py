@@ -27,7 +27,14 @@ from fairflare.data.readers.datalist import DESCRIPTION, PREFIX, read_lists
 from fairflare.data.readers.formats import boxes_in, unread
 from fairflare.data.readers.geometry import form_of, is_image
 from fairflare.import_data.columns import outcome_of, telling
-from fairflare.import_data.folders import by_headers, images_in_folders, level_table, patients_of, structures_in
+from fairflare.import_data.folders import (
+    by_headers,
+    images_in_folders,
+    level_table,
+    patients_of,
+    structures_in,
+    with_masks,
+)
 from fairflare.import_data.labels import check_sites_agree, groups_of
 from fairflare.import_data.levels import as_volumes, check_volume, flat, pixels, structures, with_slices
 from fairflare.import_data.proposal import (
@@ -44,6 +51,7 @@ from fairflare.import_data.proposal import (
     site_name,
     walk,
 )
+from fairflare.import_data.segments import masks_of
 from fairflare.import_data.tables import examples_in_tables, tables_in, unnamed_tables
 from fairflare.tasks.forms import FORMS
 
@@ -303,7 +311,9 @@ def _found(files: Files, chosen: Choices) -> Found:
     if paths:
         return examples_in_tables(files, paths, chosen)
     try:
-        return images_in_folders(files, chosen)
+        paired, masks, names = masks_of(files)
+        found = with_masks(files, paired, [], chosen) if masks else images_in_folders(files, chosen)
+        return replace(found, layout="images with DICOM segmentations", classes=names, masks=masks) if masks else found
     except UserError as error:
         boxes = "" if files.root.is_file() else boxes_in(files.root, files.images)
         other = f"{files.others[0]} is {unread(files.others[0])}" if files.others and files.images else ""

@@ -181,19 +181,13 @@ def images_in_folders(files: Files, chosen: Choices) -> Found:
         raise UserError(f"init: {files.root} holds no image that can be read, no table and no datalist{others}")
     if twice := {f"{path}.gz" for path in files.images} & {*files.images}:
         raise UserError(f"init: {min(twice)} is there without .gz, too: leave one of them")
-    from fairflare.import_data.segments import masks_of
-
-    paired, masks, names = masks_of(files)
-    if masks:
-        found = _segmentation(files, paired, [], chosen)
-        return replace(found, layout="images with DICOM segmentations", classes=names, masks=masks)
     paired, alone = geometry.pairs(files.images)
     masked = chosen.kind == MASKED_IMAGES.name
     if masked and not any(paired.values()):
         text = "expected masks beside the images (x_mask.png) or in a folder of their own (masks/x.png)"
         raise UserError(f"init: {text}, found none")
     if masked or (not chosen.kind and any(paired.values()) and not _masks_or_classes(paired, chosen)):
-        return _segmentation(files, paired, alone, chosen)
+        return with_masks(files, paired, alone, chosen)
     return _classification(files, [path for path in files.images if not geometry.is_mask(path)] or files.images, chosen)
 
 
@@ -209,7 +203,8 @@ def _masks_or_classes(paired: Mapping[str, str], chosen: Choices) -> bool:
     return bool(chosen.ask("images have masks and lie in folders that are called like classes", readings))
 
 
-def _segmentation(files: Files, paired: Mapping[str, str], alone: Sequence[str], chosen: Choices) -> Found:
+def with_masks(files: Files, paired: Mapping[str, str], alone: Sequence[str], chosen: Choices) -> Found:
+    """Images with the masks that ``paired`` has for them, "" where none; ``alone``: masks without an image."""
     images = [path for path, mask in paired.items() if mask]
     if second := next(((one, mask) for one, mask in geometry.pairs([*images, *alone])[0].items() if mask), None):
         raise UserError(f"init: {second[0]} has two masks, {paired[second[0]]} and {second[1]}: leave one of them")
@@ -217,8 +212,8 @@ def _segmentation(files: Files, paired: Mapping[str, str], alone: Sequence[str],
     role = _by_institution(table, roles(table.drop(columns=["image", SPLIT]), chosen, labelled=False), chosen)
     sites = _sites(files, table, role, chosen)
     patients, whence = patients_of(table, sites, role.patient, chosen)
-    masks_of = [paired[path] for path in images]
-    examples = as_examples(sites, images, masks_of, table[SPLIT], patients, abouts(table, chosen))
+    masks = map(paired.__getitem__, images)
+    examples = as_examples(sites, images, masks, table[SPLIT], patients, groups_of(table, list(table), chosen.groups))
     if not examples:
         raise UserError("init: expected masks beside the images, found none")
     without = [path for path, mask in paired.items() if not mask]
@@ -269,7 +264,7 @@ def _classification(files: Files, images: Sequence[str], chosen: Choices) -> Fou
     classes = class_names(inside[role.label], chosen.classes)
     classes = classes if chosen.classes else event_last(classes)[0]
     parts = (inside[name] for name in ("image", role.label, SPLIT))
-    examples = as_examples(sites, *parts, patients, abouts(inside, chosen))
+    examples = as_examples(sites, *parts, patients, groups_of(inside, list(inside), chosen.groups))
     notes = _note(odd, "lie at another depth than the others and are left out")
     of_site = f"{role.site} is the hospital" if role.site else "all of one hospital"
     layout = f"images in a folder for each class; {of_site}, {role.label} the class"
@@ -420,12 +415,6 @@ def _are_patients(names: pd.Series, sites: Sequence[str]) -> bool:
         counts = own[own != ""].value_counts()
         fits.append(len(counts) >= LEAST_PATIENTS and counts.iloc[0] <= max(LARGEST_SHARE * len(own), 2))
     return mostly(fits)
-
-
-def abouts(table: pd.DataFrame, chosen: Choices) -> list[dict[str, str]]:
-    """By which patients are grouped: the levels of ``chosen.groups``; ages as bands."""
-    wanted = [name for name in table.columns if name in chosen.groups]
-    return groups_of(table[wanted], wanted, chosen.groups)
 
 
 def _note(paths: Sequence[str], says: str) -> tuple[str, ...]:

@@ -118,12 +118,10 @@ def _site_alone(table: pd.DataFrame, free: Sequence[str], named: Mapping[str, st
 
 def _site_and_label(table: pd.DataFrame, free: Sequence[str], named: Mapping[str, str], chosen: Choices) -> Roles:
     patient = named.get("patient", "")
-    if "site" in named and "label" in named:
-        return Roles(named["site"], named["label"], patient)
-    if "label" in named:
-        return Roles(free[0] if len(free) == 1 else _one("site", free, table), named["label"], patient)
-    if "site" in named:
-        return Roles(named["site"], _one("label", [name for name in free if name != named["site"]], table), patient)
+    if {"site", "label"} & {*named}:
+        of_site = named["site"] if "site" in named else _one("site", free, table)
+        others = [name for name in free if name != of_site]
+        return Roles(of_site, named["label"] if "label" in named else _one("label", others, table), patient)
     score = {name: _score(table, name) for name in free}
     if len(free) < 2:
         label = free[0] if free else ""
