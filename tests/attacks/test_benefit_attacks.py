@@ -101,7 +101,7 @@ def test_a_run_without_the_question_answers_nothing_of_it(task):
 
 def test_a_site_may_refuse_to_say_it():
     config = make_config("fedavg", "heart", values={"solo": "true"})
-    for steps in ((), ("recalibrate",)):
+    for steps in ([], ["recalibrate"]):
         with pytest.raises(UserError, match="solo: expected false"):
             Policy(after=steps).check(config)
     Policy(after=["solo"]).check(config)

@@ -189,6 +189,13 @@ def test_the_keys_of_a_file_have_a_schema():
     assert schema["properties"]["env"]["enum"] == ["local", "sim", "poc", "prod"]
 
 
+def test_a_key_may_be_any_name_of_its_option(tmp_path):
+    found = read_run_file(written(tmp_path, "method: fedavg\ndata: tables\npretrained_weights: runs/first\n"))
+    assert (found.datalists, found.init_from) == (tmp_path / "tables", tmp_path / "runs/first")
+    with pytest.raises(UserError, match="unknown key 'data'|data: "):
+        read_run_file(written(tmp_path, "method: fedavg\ndatalists: a\ndata: b\n"))
+
+
 def test_no_such_file_is_one_line(tmp_path, capsys):
     code, _, err = call(capsys, "run", tmp_path / "gone.yaml")
     assert code == 2 and "gone.yaml: cannot be read" in err and err.strip().count("\n") == 0

@@ -14,7 +14,19 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from fairflare.cli.options import PATH, option
-from fairflare.studies.run_file import Choices, Flag, Given, Place, Run, names_of, say_reasons
+from fairflare.studies.labels import parse_pairs
+from fairflare.studies.run_file import (
+    SUFFIXES,
+    Choices,
+    Flag,
+    Given,
+    Place,
+    Run,
+    RunFile,
+    names_of,
+    read_run_file,
+    say_reasons,
+)
 from fairflare.studies.waiting import at_terminal, started
 
 M = TypeVar("M", bound=Given)
@@ -39,6 +51,25 @@ class Grouped(click.Command):
             if own:
                 with formatter.section(title):
                     formatter.write_dl(own)
+
+
+class RunCommand(Grouped):
+    """A command whose METHOD may be a YAML file; of its keys those count that are options here."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        rest = super().parse_args(ctx, args)
+        if (path := ctx.params.get("method") or "").endswith(SUFFIXES):
+            line = click.core.ParameterSource.COMMANDLINE
+            names = RunFile.model_fields.keys() & ctx.params.keys() - {"method"}
+            given = {name: ctx.params[name] for name in names if ctx.get_parameter_source(name) is line}
+            if "values" in given:
+                given["values"] = parse_pairs(given["values"])
+            found = read_run_file(Path(path)).beneath(given)
+            ctx.params |= {name: getattr(found, name) for name in found.model_fields_set & ctx.params.keys()}
+        continued = ctx.params.get("continued")
+        if ctx.params.get("method", "") is None and not (continued and continued.is_dir()):
+            raise click.MissingParameter(ctx=ctx, param_hint="'METHOD'", param_type="argument")
+        return rest
 
 
 def generated(model: type[BaseModel]) -> Callable[[Command], Command]:

@@ -10,32 +10,11 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from fairflare.cli import console, options
-from fairflare.cli.choices import Grouped, config_options, run_options
+from fairflare.cli.choices import RunCommand, config_options, run_options
 from fairflare.core.errors import UserError
-from fairflare.studies.labels import parse_pairs
-from fairflare.studies.run_file import SUFFIXES, RunFile, read_run_file
 
 if TYPE_CHECKING:
     from fairflare.engine.setup.config import RunConfig
-
-
-class RunCommand(Grouped):
-    """A command whose METHOD may be a YAML file; of its keys those count that are options here."""
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        rest = super().parse_args(ctx, args)
-        if (path := ctx.params.get("method") or "").endswith(SUFFIXES):
-            line = click.core.ParameterSource.COMMANDLINE
-            names = RunFile.model_fields.keys() & ctx.params.keys() - {"method"}
-            given = {name: ctx.params[name] for name in names if ctx.get_parameter_source(name) is line}
-            if "values" in given:
-                given["values"] = parse_pairs(given["values"])
-            found = read_run_file(Path(path)).beneath(given)
-            ctx.params |= {name: getattr(found, name) for name in found.model_fields_set & ctx.params.keys()}
-        continued = ctx.params.get("continued")
-        if ctx.params.get("method", "") is None and not (continued and continued.is_dir()):
-            raise click.MissingParameter(ctx=ctx, param_hint="'METHOD'", param_type="argument")
-        return rest
 
 
 @click.command(cls=RunCommand)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import yaml
 from pydantic import AliasChoices, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic.fields import FieldInfo
 from pydantic_core import PydanticCustomError
 
 from fairflare.core import user_code
@@ -42,14 +43,13 @@ Values = Mapping[str, str]
 
 @dataclasses.dataclass(frozen=True)
 class Flag:
-    """How the command line shows a field: what it is for, what stands for its value, other names, and its words.
+    """How the command line shows a field: what it is for, what stands for its value, and its words.
 
     Without ``help`` it is not shown: ``--set`` with its name replaces it.
     """
 
     help: str = ""
     metavar: str | None = None
-    names: tuple[str, ...] = ()
     words: tuple[str, ...] = ()
 
 
@@ -93,7 +93,9 @@ class Choices(Given):
     """On what a method is run, and how: what the methods of a comparison share."""
 
     task: Annotated[str | None, Flag("Task and preset; see `fairflare tasks`.", "T[:PRESET]")] = None
-    datalists: Annotated[Path | None, Flag("Your own data, after `fairflare init DIR`.", "DIR", ("data",))] = None
+    datalists: Annotated[Path | None, Flag("Your own data, after `fairflare init DIR`.", "DIR")] = Field(
+        default=None, validation_alias=AliasChoices("datalists", "data")
+    )
     kind: Annotated[str | None, Flag("What --datalists are of.", words=(*FORMS,))] = None
     classes: Annotated[
         str | None,
@@ -132,9 +134,8 @@ class Choices(Given):
         Flag(
             "Weights to start from: an earlier run's, a state dict or a MONAI bundle's; a line says what fits.",
             "RUN|FILE|BUNDLE",
-            ("pretrained-weights",),
         ),
-    ] = None
+    ] = Field(default=None, validation_alias=AliasChoices("init_from", "pretrained_weights"))
 
     def choices(self, folds: bool = False) -> tuple[str, dict[str, Any]]:
         """The task, and what ``make_config`` takes of it: rounds, sites and settings.
@@ -218,7 +219,7 @@ class Run(Choices):
     continued: Annotated[
         Path | None,
         Flag("The next segment of the federation in the folder RUN, without METHOD, or of the job ID.", "RUN|ID"),
-    ] = None
+    ] = Field(default=None, validation_alias=AliasChoices("continue", "continued"))
     seed: Annotated[Seed, Flag("Seeds the initial model and all local work; the data have --set data_seed=N.", "N")] = 0
 
     def config(self) -> RunConfig:
@@ -264,11 +265,10 @@ class RunFile(Run, Place):
         return self.model_copy(update=found)
 
 
-def names_of(name: str, field: Any) -> list[str]:
-    """The keys by which a file may name a field, the field's own name first."""
-    flag = next((one for one in field.metadata if isinstance(one, Flag)), None)
-    own = {"values": "set", "continued": "continue"}.get(name, name)
-    return [own, *(one.replace("-", "_") for one in (flag.names if flag else ()))]
+def names_of(name: str, field: FieldInfo) -> list[str]:
+    """The keys by which a file may name a field, the usual one first."""
+    alias = field.validation_alias
+    return [str(key) for key in alias.choices if key not in ("values", "continued")] if isinstance(alias, AliasChoices) else [name]
 
 
 def _at(home: Path, value: Any) -> Any:
