@@ -325,6 +325,14 @@ def test_tiny_hospitals_take_part_and_stop_nobody():
     assert not np.array_equal(found.training.coefficients, without.training.coefficients)
 
 
+def test_a_reversed_hospital_speaks_by_no_ones_regression():
+    hospitals = federation()
+    assert decide(hospitals, folds_of(hospitals)).by_regression
+    hospitals["odd"] = hospital(9, n=150, sign=-1.0)
+    found = decide(hospitals, folds_of(hospitals))
+    assert not found.by_regression and "reversed" in found.verdicts["odd"].reason
+
+
 def test_with_three_hospitals_each_speaks_for_itself():
     hospitals = federation(sites=3)
     found = decide(hospitals, folds_of(hospitals))

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from cases import each
+from fairflare import Federation
 from fairflare.cli.main import main
 from fairflare.decision.decide import decide_outside
 from fairflare.decision.regression import Hospital, train, updated
@@ -84,3 +85,12 @@ def test_few_patients_are_refused(asked, capsys, tmp_path):
     (few := tmp_path / "few.csv").write_text("".join(table.read_text().splitlines(keepends=True)[:30]))
     code, _, said = say(capsys, "join-forecast", folder / "question.json", few)
     assert code == 2 and "too few patients to tell, expected at least 30" in said
+
+
+def test_from_python_a_row_says_what_the_page_says(tmp_path):
+    found = Federation("fedavg", "heart:full").decide(repeats=1, threshold=0.5, out=tmp_path / "d")
+    content = json.loads((tmp_path / "d" / "decision.json").read_text())
+    assert list(found.index) == list(content["sites"]) == ["Cleveland", "Hungary", "Switzerland", "VA"]
+    assert found.loc["VA", "D_low"] < found.loc["VA", "D"] < found.loc["VA", "D_high"]
+    assert found.loc["Hungary", "reason"].startswith("ca has one value at this hospital")
+    assert content["refits"] == ["Cleveland", "Hungary"] and found.loc["VA", "verdict"] == "cannot be told"

@@ -25,6 +25,7 @@ from fairflare.decision.verdicts import (
     USE_OR_JOIN,
     Distribution,
     Verdict,
+    reversed_slope,
     too_few,
     verdict,
     withheld,
@@ -123,7 +124,8 @@ def decide(
     )
     pooled = len(found) >= MIN_HOSPITALS
     by_outcomes = _over_hospitals({name: one.estimates for name, one in found.items()}, pooled)
-    by_regression = _by_regression(found, design) if pooled and regression_route else {}
+    odd = any(reversed_slope(one.hospital, one.outside) for one in found.values())  # its slopes would speak for others
+    by_regression = _by_regression(found, design) if pooled and regression_route and not odd else {}
     net_benefits = _over_hospitals({name: one.net_benefits for name, one in found.items()}, pooled)
     averages = {key: between(*_column(found, key)) for key in by_outcomes} if pooled else {}
     external = {name: validation.calibration(one.hospital, one.hospital.x @ one.outside) for name, one in found.items()}

@@ -104,13 +104,18 @@ def withheld(
         return f"few events: {events} patients with the rarer outcome, {MIN_EVENTS} needed"
     if name := never_measured(hospital, others, columns):
         return f"{name} has one value at this hospital and varies at the others: was it measured?"
-    slope, variance = calibration(hospital, hospital.x @ outside).slope
-    if slope + 2.576 * variance**0.5 < 0:
+    if (slope := reversed_slope(hospital, outside)) < 0:
         return f"the others' model is reversed here (calibration slope {slope:.2f}): is the outcome coded alike?"
     heavy = max(found[name].largest_share for name in ("U", "J"))
     if heavy > LARGEST_SHARE:
         return f"one patient makes {heavy:.0%} of the variance"
     return ""
+
+
+def reversed_slope(hospital: Hospital, outside: Array) -> float:
+    """The calibration slope of the others' model (P,) where its 99 % interval lies below 0; else 0."""
+    slope, variance = calibration(hospital, hospital.x @ outside).slope
+    return slope if slope + 2.576 * variance**0.5 < 0 else 0.0
 
 
 def never_measured(hospital: Hospital, others: Sequence[Hospital], columns: Mapping[int, str] | None = None) -> str:

@@ -201,7 +201,9 @@ def measure_decision(
     with created(folder), opened(folder):
         found, made = _decision(question, config, parts, threshold, worthwhile)
         if made is None:
-            raise UserError(f"join decide: expected at most {MAX_COLUMNS} features, got more")
+            raise UserError(
+                f"join decide: expected two hospitals or more, and at most {MAX_COLUMNS} features, got others"
+            )
         rows = sum(one["rows"] for one in found["sites"].values() if "rows" in one)
         result = {"title": titled(config, parts), "task": question.task, **found, **facts()}
         save_json(folder / DECISION, result)
@@ -213,10 +215,10 @@ def measure_decision(
 def _decision(
     question: Question, config: RunConfig, parts: Parts, threshold: float | None = None, worthwhile: float = 0.0
 ) -> tuple[Json, Decision | None]:
-    """Empty of a table that is too wide."""
+    """Empty of one hospital, and of a table that is too wide."""
     everybody, refused = _everybody(parts, site_of_client(config, parts.task))
     width = next(iter(everybody.values())).inputs.shape[1]
-    if width > MAX_COLUMNS:
+    if width > MAX_COLUMNS or len(everybody) < 2:
         return {}, None
     table, design, event = parts.task.table_inputs(), question.design, _event(parts, question)
     features = () if table is None else (*table.numbers, *table.plain)

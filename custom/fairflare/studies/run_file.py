@@ -268,7 +268,9 @@ class RunFile(Run, Place):
 def names_of(name: str, field: FieldInfo) -> list[str]:
     """The keys by which a file may name a field, the usual one first."""
     alias = field.validation_alias
-    return [str(key) for key in alias.choices if key not in ("values", "continued")] if isinstance(alias, AliasChoices) else [name]
+    if not isinstance(alias, AliasChoices):
+        return [name]
+    return [str(key) for key in alias.choices if key not in ("values", "continued")]
 
 
 def _at(home: Path, value: Any) -> Any:
