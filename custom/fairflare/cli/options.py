@@ -335,8 +335,7 @@ def config_options(command: Callable[..., None]) -> Callable[..., None]:
     ) -> None:
         from fairflare.engine.setup.config import make_config
 
-        going_on = continued is not None and continued.is_dir()
-        if going_on:
+        if continued is not None and continued.is_dir():
             from fairflare.studies.segments import next_segment
 
             ctx = click.get_current_context()
@@ -346,10 +345,11 @@ def config_options(command: Callable[..., None]) -> Callable[..., None]:
             config = next_segment(continued, choices["rounds"], choices["values"])
         else:
             own = {"federation": str(continued)} if continued else {}
-            config = make_config(method, task, seed=seed, **{**choices, "values": united(choices["values"], own)})
+            config = make_config(str(method), task, seed=seed, **{**choices, "values": united(choices["values"], own)})
+            continued = None
         say_reasons(config)
         started()  # processes may be forked from here on
-        command(config=config, continued=continued if going_on else None, **others)
+        command(config=config, continued=continued, **others)
 
     return with_config
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -65,7 +65,7 @@ def build_federation(
     begun = (folder / AUDIT).is_file() and is_begun(folder / AUDIT)
     if not begun:
         save_config(config, parts, folder, env)
-    said, configure = header(config, folder), dict[str, Any]
+    said, configure = header(config, folder), cast("Callable[[], object]", dict)
     if begun and RunConfig.from_json(read_json(folder / CONFIG)).sha256() != config.sha256():
         text = json_text(_described(config, parts, env))
         said["config_json_sha256"] = hashlib.sha256(text.encode()).hexdigest()
