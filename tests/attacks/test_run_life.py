@@ -345,11 +345,11 @@ def test_the_persistor_of_another_job_serves_no_model(victim):
 
     folder, config = victim
     root = folder.parents[1]
-    for known, lead in ([], LEAD), (["0" * 64], LEAD), ([config.sha256()], "lead@two.org"):
+    for known, lead in ([], LEAD), (["0" * 64], LEAD), ([config.lineage()], "lead@two.org"):
         for read in ("load_model", "get_model_inventory"):
             with pytest.raises(RunFailed):
                 getattr(FairPersistor(VICTIM, *known), read)(Job(root, lead))
-    assert FairPersistor(VICTIM, config.sha256()).load_model(Job(root))["weights"]
+    assert FairPersistor(VICTIM, config.lineage()).load_model(Job(root))["weights"]
 
 
 @pytest.mark.parametrize("lead, change", [(LEAD, {"seed": 9}), ("lead@two.org", {})])
@@ -580,7 +580,7 @@ def test_strangers_beside_the_sites_memories_stay(moment, capsys, tmp_path, copy
         def run(self, *args):
             final = original(self, *args)
             found.update(strange(folder / "sites"))
-            (folder / "sites" / "site-1.safetensors").write_bytes(b"")
+            (folder / "sites" / "site-1.asked.json").write_bytes(b"")
             return final
 
         with pytest.MonkeyPatch.context() as patch:
@@ -588,9 +588,9 @@ def test_strangers_beside_the_sites_memories_stay(moment, capsys, tmp_path, copy
             assert call(capsys, *RUN, "--out", folder)[0] == 0
     else:
         found = strange(folder / "sites")
-        (folder / "sites" / "site-1.safetensors").unlink(missing_ok=True)
+        (folder / "sites" / "site-1.asked.json").unlink(missing_ok=True)
         if moment == "complete":
-            (folder / "sites" / "site-1.safetensors").write_bytes(b"")
+            (folder / "sites" / "site-1.asked.json").write_bytes(b"")
         assert call(capsys, "resume", folder)[0] == (2 if moment == "complete" else 0)
     ours = {folder / "sites" / f"site-{number}.safetensors" for number in range(1, 5)}
     theirs = {p: p.is_dir() or p.read_bytes() for p in (folder / "sites").rglob("*") if not p.name.endswith(KEPT)}
