@@ -426,23 +426,20 @@ def lost(rows: Sequence[dict[str, str]]) -> dict[tuple[str, str, str, int], list
 def table(rows: Sequence[dict[str, str]], level: str) -> Iterator[str]:
     """For each method what honest sites lose: the mean over seeds, of the attack that costs most.
 
-    Methods of which an attack was not measured are left out.
+    Methods of which no attack was measured are left out.
     """
     found = lost(rows)
-    yield "| method | seeds | nobody lies | one liar | attack | two liars | attack |"
-    yield "|---|---|---|---|---|---|---|"
+    yield "| method | seeds | nobody lies | one liar | attack | attacks | two liars | attack | attacks |"
+    yield "|---|---|---|---|---|---|---|---|---|"
     for method in METHODS:
         honest = found.get((level, "none", method, 0))
-        cells, seeds = [], len(honest or ())
+        cells: list[str] = []
         for count in (1, 2):
-            of = {attack: found.get((level, attack, method, count), []) for attack in JUDGED}
-            if not all(of.values()):
-                break
-            attack = max(of, key=lambda one: statistics.mean(of[one]))
-            cells += [f"{statistics.mean(of[attack]):.3f}", attack]
-            seeds = min(seeds, *map(len, of.values()))
-        if honest and len(cells) == 4:
-            yield f"| {method} | {seeds} | {statistics.mean(honest):.3f} | {' | '.join(cells)} |"
+            of = {attack: values for attack in JUDGED if (values := found.get((level, attack, method, count)))}
+            attack = max(of, key=lambda one: statistics.mean(of[one]), default="-")
+            cells += [f"{statistics.mean(of[attack]):.3f}" if of else "-", attack, str(len(of))]
+        if honest and cells[1::3] != ["-", "-"]:
+            yield f"| {method} | {len(honest)} | {statistics.mean(honest):.3f} | {' | '.join(cells)} |"
 
 
 def write_page(rows: Sequence[dict[str, str]], page: Path) -> None:

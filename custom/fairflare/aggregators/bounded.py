@@ -185,7 +185,7 @@ class Bounded(Rule):
         far, low, high = _far(replies), cap / 2, cap * widened(weights)
         caps = {s: (low + (high - low) * part) * lengths.shortness(s) for s, part in lengths.standing.items()}
         caps |= {site: min(caps[site], low) for site in far}
-        sharing = lengths.sharing | dict.fromkeys(far, 0.0)
+        sharing = {**lengths.sharing, **dict.fromkeys(far, 0.0)}
         examples = shares(counts_of(replies))
         return {s: max(caps[s], examples[s] * sharing[s] * lengths.shortness(s)) for s in caps}
 
