@@ -5,18 +5,22 @@ import dataclasses
 import math
 
 import pytest
+import torch
 
 from cases import each
-from fairflare.core.types import Info, Round
+from fairflare.aggregators.bounded import Bounded
+from fairflare.core.types import Info, Reply, Round
 from fairflare.engine.audit import verify
 from fairflare.engine.in_process import InProcess
 from fairflare.engine.setup.config import make_config
+from fairflare.engine.setup.config_checks import USUAL
 from fairflare.engine.setup.local import run_local
 from fairflare.report.audit_reader import read_trail
 from fairflare.report.numbers import bounds_rows, unlike
 from fairflare.studies.run_file import ROBUST
 from fairflare.trainers.drift_correction import Scaffold
 from fairflare_lab.methods.flexfair import FlexFair
+from fairflare_lab.methods.multi_krum import MultiKrum
 
 SMALL = {"n_sites": 3, "batch_size": 64, "lr": 0.01}
 
@@ -132,6 +136,51 @@ def test_a_server_half_takes_up_what_the_bounds_leave(tmp_path, monkeypatch):
     values = {"n_sites": 5, "max_norm_ratio": 1000, "estimate": "gradient"}
     rounds_of(tmp_path, monkeypatch, "scaffold", values, turn, rounds=1)
     assert taken[0]["site-5"] < 1e-3 * min(size for site, size in taken[0].items() if site != "site-5")
+
+
+def test_an_update_that_a_bound_shortened_is_no_nearer_to_those_that_multi_krum_keeps():
+    """It chose the shortened one in an honest one's place."""
+    honest = [[math.cos(0.48 * k - 1.2), math.sin(0.48 * k - 1.2)] for k in range(6)]
+    lies = [[-4.0 - 0.1 * k, 0.0] for k in range(2)]
+    sites = [
+        Reply(f"site-{k}", {"w": torch.tensor(vector)}, 10, trainable=frozenset({"w"}))
+        for k, vector in enumerate([*honest, *lies])
+    ]
+    info, start = Info(Round(1, 5)), {"w": torch.zeros(2)}
+    rule = MultiKrum()
+    plain = rule.aggregate(start, sites, {}, info)
+    found = Bounded(rule, USUAL).aggregate(start, sites, {}, info)
+    assert set(found.notes["clip_factor"]) == {"site-6", "site-7"}
+    assert found.notes["score"] == plain.notes["score"] and found.weights == pytest.approx(plain.weights)
+    assert found.weights["site-6"] == found.weights["site-7"] == 0
+
+
+def test_a_site_that_learns_fast_is_not_named_and_one_that_lies_late_is():
+    """Errors of a site with few events fall to their rate in two rounds; a first number is of an untrained model."""
+    falls = {"early": (0.64, 0.21, 0.1, 0.07, 0.06), "late": (0.3, 0.29, 0.28, 0.05, 0.05)}
+    others = (0.48, 0.3, 0.25, 0.24, 0.23)
+    for which, named in (("early", []), ("late", ["site-5"])):
+        told = [{f"site-{k}": others[t] for k in range(1, 5)} | {"site-5": falls[which][t]} for t in range(5)]
+        entries = [
+            {"event": "round", "round": t + 1, "accepted": {s: {"scalars": {"error": e}} for s, e in of.items()}}
+            for t, of in enumerate(told)
+        ]
+        assert [row["site"] for row in unlike(read_trail(entries))] == named
+
+
+@each("kept, named", [(0.3, False), (0.16, False), (0.1, True)])
+def test_an_update_is_named_from_three_times_the_expected_length_on(kept, named):
+    """The bounds keep .244 of Sweden's in the International Stroke Trial, whose patients differ."""
+    entries = [
+        {
+            "event": "round",
+            "round": t,
+            "accepted": {f"site-{k}": {"n_examples": 10} for k in range(5)},
+            "notes": {"clip_factor": {"site-4": kept if t > 2 else 0.9}},
+        }
+        for t in range(1, 6)
+    ]
+    assert bool(unlike(read_trail(entries))) == named
 
 
 def test_an_honest_run_is_the_one_without_bounds(tmp_path):

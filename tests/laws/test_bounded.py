@@ -12,7 +12,7 @@ import torch
 
 from cases import each
 from fairflare.aggregators.base import MIXES, SPREAD, Rule, add_weighted, liars_among, limited
-from fairflare.aggregators.bounded import Bounded, Bounds, bounded
+from fairflare.aggregators.bounded import Bounded, Bounds, bounded, lengths_of, widened
 from fairflare.aggregators.fedavg import FedAvg
 from fairflare.aggregators.fedce import FedCE
 from fairflare.aggregators.fedheal import FedHEAL
@@ -400,12 +400,50 @@ def test_a_direction_that_stood_out_is_remembered():
     early = [reply(k, [1.0, 0.02 * k]) for k in range(7)] + [reply(7, [-1.0, 0.0])]
     late = [reply(k, [math.cos(k), math.sin(k)]) for k in range(8)]
     rule, state = Bounded(FedAvg(), USUAL), {}
-    assert not rule._lengths(late, state).apart
+    assert min(rule._lengths(late, state).standing.values()) > 0
     for t in (1, 2):
         state = rule.aggregate(model(), early, state, Info(Round(t, 9))).state
-    assert rule._lengths(late, state).apart == {"site-7"}
+    assert {site for site, part in rule._lengths(late, state).standing.items() if part == 0} == {"site-7"}
     assert rule.aggregate(model(), late, state, Info(Round(3, 9))).weights["site-7"] == 0.75 / 8
     assert set(rule._lengths(late[:7], state).directions) == {f"site-{k}" for k in range(8)}, "absent sites are kept"
+
+
+@each("depth, part", [(-0.4, 1.0), (-0.625, 0.75), (-0.75, 0.5), (-0.9, 0.2), (-1.1, 0.0)])
+def test_a_direction_just_inside_what_stands_out_weighs_less_too(depth, part):
+    """A hard edge lets two of the largest sites stay just inside it, round after round."""
+    angles = [math.acos(0.99)] * 6
+    sites = [reply(k, [math.cos(angle), math.sin(angle)], n=10) for k, angle in enumerate(angles)]
+
+    def both(cosine):
+        return [*sites, *(reply(k, [cosine, -math.sqrt(1 - cosine**2)], n=30) for k in (6, 7))]
+
+    low, high = -1.0, 0.99
+    for _ in range(60):
+        middle = (low + high) / 2
+        found = lengths_of(both(middle), {}).directions["site-7"]["depth"]
+        low, high = (low, middle) if found > depth else (middle, high)
+    lengths = lengths_of(both(low), {})
+    assert lengths.directions["site-7"]["depth"] == pytest.approx(depth, abs=1e-6)
+    assert lengths.standing["site-7"] == pytest.approx(part, abs=1e-5) and lengths.standing["site-0"] == 1
+
+
+@each("sites, depth", [(4, 0.2 * (7 / 3) ** 0.5), (8, 0.2), (17, 0.2)])
+def test_few_sites_directions_scatter_more(sites, depth):
+    """The mean of three cosines scatters more than that of seven; none is needed less for."""
+    replies = [reply(k, [1.0, 0.0]) for k in range(sites - 1)] + [reply(sites - 1, [0.0, 1.0])]
+    found = lengths_of(replies, {}).directions
+    away = found["site-0"]["cosine"] - found[f"site-{sites - 1}"]["cosine"]
+    assert found[f"site-{sites - 1}"]["depth"] == pytest.approx(-away / depth)
+
+
+def test_the_cap_follows_the_spread_of_the_weights():
+    """Where most sites' numbers differ, honest methods give large weights; where one differs alone, it is the cap."""
+    assert widened({}) == widened({"a": 0.25, "b": 0.25, "c": 0.25, "d": 0.25}) == 1
+    assert widened({f"s{k}": 0.1 for k in range(7)} | {"liar": 0.3}) == 1
+    assert widened({"a": 0.08, "b": 0.07, "c": 0.59, "d": 0.26}) == pytest.approx(4 / 3)
+    assert widened({"a": 0.1, "b": 0.115, "c": 0.13, "d": 0.15, "e": 0.0}) == pytest.approx(
+        math.exp(2.5 * 1.4826 * (math.log(0.15 / 0.1) / 4 + math.log(0.13 / 0.115) / 4)) / 1.5, rel=0.05
+    )
 
 
 def test_caps_of_single_sites_hold_together():

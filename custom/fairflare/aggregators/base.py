@@ -352,7 +352,7 @@ class Bounds:
         memory: share of the past in a moving average of the median, in [0, 1).
         cap: the largest weight, in (0, 1]; 1 caps nothing, "auto" is 2 / K of the round's K sites, where the rule's
             weights can be capped at all. Where fewer sites than 1 / cap weigh anything, these weigh the same. "spread"
-            is 1.5 / K or, where that is more, the site's share of the examples, see ``bounded.Bounded``.
+            is 1.5 to 2 / K or, where that is more, the site's share of the examples, see ``bounded``.
         mix: what takes the place of single updates after clipping, see ``functional.robust.mixing``.
         liars: the share of the sites that mixing holds against, see ``liars_among``.
     """

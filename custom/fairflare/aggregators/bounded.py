@@ -7,14 +7,15 @@ cap     weights above c get c, the others keep their proportions and share what 
 
 The default ("spread") acts on what stands out alone. A norm is held against the one expected of the site's number of
 examples (``functional.robust.expected_norms``), and the update scaled down where it is beyond the spread over the sites
-and the last rounds (``functional.robust.kept_lengths``). A site weighs at most 1.5 / K or its share of the examples,
-whichever is more; where its update is longer than expected, that times expected by norm. A number of examples that is
-far more than the others' counts as the largest that is not.
+and the last rounds (``functional.robust.kept_lengths``). A site weighs at most c / K or its share of the examples,
+whichever is more, with c from 1.5 to 2, see ``widened``; where its update is longer than expected, that times expected
+by norm. A number of examples that is far more than the others' counts as the largest that is not.
 
 A direction stands out where its mean cosine with the others is far below the median site's, in the round or on average
 over its rounds. Then the site weighs at most 0.75 / K or its share. Where that cosine is below 0, too, the update
 opposes the others': the site weighs at most 0.75 / K whatever its share, and its update is no longer than expected.
-Where numbers that it reports are far from the others', it weighs at most 0.75 / K.
+Both begin at half of that distance and grow with it: liars would stay just inside a hard edge.
+Where numbers that a site reports are far from the others', it weighs at most 0.75 / K.
 
 The order is reject (the gate), clip, mix, cap, combine (the rule), step (the server optimizer).
 """
@@ -22,7 +23,7 @@ The order is reject (the gate), clip, mix, cap, combine (the rule), step (the se
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from operator import attrgetter
@@ -49,6 +50,7 @@ from fairflare.core.types import Info, Reply, StateDict, Weights
 from fairflare.functional.blocks import blocks_of, square_of
 from fairflare.functional.outliers import far_from_median, winsorised
 from fairflare.functional.robust import (
+    BOUND,
     agreements,
     distances,
     expected_norms,
@@ -73,7 +75,8 @@ RECENT = 5
 FEWEST = 4
 """Sites from which on weights are capped: of fewer, 1.5 / K is half or more."""
 FAR, FAR_COSINE = 3.5, 0.2
-"""Robust standard deviations, and a difference, by which a mean cosine must be below the median site's."""
+"""Robust standard deviations, and a difference, by which a mean cosine must be below the median site's. Of fewer than
+eight sites it takes more: the mean of K - 1 cosines scatters by 1 / sqrt(K - 1)."""
 NEWEST = 0.3
 """Part of the newest round in what is remembered of a site's direction."""
 ROUNDING = 1e-9
@@ -134,16 +137,19 @@ class Bounded(Rule):
         The weights are each site's part in the model: w M, where updates were mixed.
         """
         heard, notes, clip, mix, lengths = self._heard(replies, state, info)
-        inner, cap = _inner(state), self._caps(replies, lengths)
+        inner = _inner(state)
         before: Weights = {}
         if isinstance(self.rule, Combining):
             before = self.rule.prior(heard)
+            cap = self._caps(replies, lengths, before)
             after = limited(before, cap)
             outcome = self.rule.combine(model, heard, after, inner)
         elif self.rule.caps:
+            cap = self._caps(replies, lengths, {})
             outcome = self.rule.aggregate(model, heard, inner, replace(info, cap=cap))
         else:
             outcome = self.rule.aggregate(model, heard, inner, info)
+            cap = self._caps(replies, lengths, outcome.weights)
             if not self.bounds.uncappable(self.rule):
                 before, after = outcome.weights, limited(outcome.weights, cap)
                 if after != before:
@@ -169,18 +175,19 @@ class Bounded(Rule):
         clipped, factors, _ = self._clipped(replies, state, info, self._lengths(replies, state))
         return [_with_tensors(r, factors.get(r.site, 1.0)) for r in clipped]
 
-    def _caps(self, replies: Sequence[Reply], lengths: Lengths) -> float | dict[str, float]:
-        """The largest weight of every site, or of each."""
+    def _caps(self, replies: Sequence[Reply], lengths: Lengths, weights: Weights) -> float | dict[str, float]:
+        """The largest weight of every site, or of each; ``weights`` are the rule's own, {} where they are unknown."""
         cap = self.bounds.cap_of(len(replies))
         if self.bounds.cap != SPREAD:
             return cap
         if len(replies) < FEWEST:
             return 1.0
-        far = _far(replies)
-        caps = {r.site: cap * lengths.shortness(r.site) for r in replies}
-        caps |= {site: min(caps[site], cap / 2) for site in {*far, *lengths.apart}}
-        examples = shares(counts_of(replies)) | dict.fromkeys((*far, *lengths.opposed), 0.0)
-        return {site: max(caps[site], examples[site] * lengths.shortness(site)) for site in caps}
+        far, low, high = _far(replies), cap / 2, cap * widened(weights)
+        caps = {s: (low + (high - low) * part) * lengths.shortness(s) for s, part in lengths.standing.items()}
+        caps |= {site: min(caps[site], low) for site in far}
+        sharing = {**lengths.sharing, **dict.fromkeys(far, 0.0)}
+        examples = shares(counts_of(replies))
+        return {s: max(caps[s], examples[s] * sharing[s] * lengths.shortness(s)) for s in caps}
 
     def _lengths(self, replies: Sequence[Reply], state: State) -> Lengths:
         before: Mapping[str, Any] = state.get("clip", {}).get("directions", {})
@@ -215,7 +222,7 @@ class Bounded(Rule):
             spread = {t: v for t, v in before.get("spread", {}).items() if int(t) > last}
             spread[str(info.round.number)] = torch.tensor(list(away.values()), dtype=torch.float64)
             factors = kept_lengths(away, torch.cat(list(spread.values())).tolist())
-            factors |= {s: min(factors[s], lengths.shortness(s)) for s in lengths.opposed if s in factors}
+            factors |= {s: min(factors[s], lengths.shortness(s)) for s in factors if lengths.sharing.get(s) == 0}
             return [_scaled(r, factors.get(r.site, 1.0)) for r in replies], factors, {**kept, "spread": spread}
         within, after = self._radii(lengths.norms, replies, before)
         factors = {
@@ -249,15 +256,15 @@ class Lengths:
     Attributes:
         norms: site -> ||D_k|| over trainable entries.
         expected: site -> the norm that an update of so many examples has, see ``functional.robust.expected_norms``.
-        apart: the sites whose direction stands out.
-        opposed: those of them whose update opposes the others'.
+        standing: site -> 1 where its direction does not stand out, 0 where it does, in between from half of that on.
+        sharing: site -> the same of directions against the others', 1 of all others.
         directions: site -> what is remembered of its rounds, see ``lengths_of``.
     """
 
     norms: Mapping[str, float] = field(default_factory=dict)
     expected: Mapping[str, float] = field(default_factory=dict)
-    apart: Collection[str] = ()
-    opposed: Collection[str] = ()
+    standing: Mapping[str, float] = field(default_factory=dict)
+    sharing: Mapping[str, float] = field(default_factory=dict)
     directions: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
 
     def shortness(self, site: str) -> float:
@@ -282,10 +289,11 @@ def lengths_of(
 ) -> Lengths:
     """Norms, and which directions stand out, by the mean cosine a_k of each update with the others'.
 
-    depth  d_k = (a_k - median a) / max(3.5 s, 0.2)     s: robust standard deviation of a over the sites
-    apart  d_k < -1; opposed: a_k < 0, too
+    depth     d_k = (a_k - median a) / max(3.5 s, 0.2 sqrt(7 / (K - 1)), 0.2)     s: robust standard deviation of a
+    standing  2 + 2 d_k within [0, 1]
+    sharing   the same where a_k < 0, else 1
 
-    in the round, or of the exponential means of d_k and a_k over the site's rounds (weight 0.3 for the newest).
+    in the round, or, if less, of the exponential means of d_k and a_k over the site's rounds (0.3 for the newest).
 
     Args:
         before: site -> "depth" and "cosine", those means up to the round before.
@@ -296,7 +304,8 @@ def lengths_of(
         return Lengths(norms, expected)
     cosines = agreements(replies, norms)
     centre = float(np.median(list(cosines.values())))
-    scale = max(FAR * spread_of([a - centre for a in cosines.values()]), FAR_COSINE)
+    least = FAR_COSINE * math.sqrt(max(7 / (len(replies) - 1), 1.0))
+    scale = max(FAR * spread_of([a - centre for a in cosines.values()]), least)
     now = {site: {"depth": (a - centre) / scale, "cosine": a} for site, a in cosines.items()}
     means = {
         site: {name: value + (1 - NEWEST) * (before[site][name] - value) for name, value in own.items()}
@@ -304,10 +313,19 @@ def lengths_of(
         else own
         for site, own in now.items()
     }
-    views = [(site, view[site]) for view in (now, means) for site in now]
-    apart = {site for site, view in views if view["depth"] < -1}
-    opposed = {site for site, view in views if view["depth"] < -1 and view["cosine"] < 0}
-    return Lengths(norms, expected, apart, opposed, {**before, **means})
+    standing, sharing = dict.fromkeys(norms, 1.0), dict.fromkeys(norms, 1.0)
+    for site, view in [(site, view[site]) for view in (now, means) for site in norms]:
+        part = min(max(2 + 2 * view["depth"], 0.0), 1.0)
+        standing[site] = min(standing[site], part)
+        sharing[site] = min(sharing[site], part if view["cosine"] < 0 else 1.0)
+    return Lengths(norms, expected, standing, sharing, {**before, **means})
+
+
+def widened(weights: Weights) -> float:
+    """How many times 1.5 / K the cap is: exp(2.5 s) / 1.5 within [1, 4/3], s the robust standard deviation of the log
+    weights that the rule gives. Where most sites weigh differently, a large weight says little."""
+    logs = np.log([weight for weight in weights.values() if weight > 0] or [1.0])
+    return min(max(math.exp(BOUND * spread_of(logs - np.median(logs))) / 1.5, 1.0), 4 / 3)
 
 
 def counts_of(replies: Sequence[Reply]) -> dict[str, float]:
@@ -340,7 +358,17 @@ def norm_of(reply: Reply) -> float:
 
 
 def _scaled(reply: Reply, factor: float) -> Reply:
-    return replace(reply, update=View(reply.update, partial(_times, factor, reply.trainable))) if factor < 1 else reply
+    change = partial(_times, factor, reply.trainable)
+    return replace(reply, update=Shortened(reply.update, change)) if factor < 1 else reply
+
+
+class Shortened(View):
+    """An update that a bound made shorter."""
+
+
+def as_sent(reply: Reply) -> Reply:
+    """The reply as the site sent it: to a rule that chooses by distance, what was made shorter looks near."""
+    return replace(reply, update=reply.update._update) if isinstance(reply.update, Shortened) else reply
 
 
 def _times(factor: float, trainable: frozenset[str], key: str, change: torch.Tensor) -> torch.Tensor:

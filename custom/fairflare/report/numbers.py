@@ -67,8 +67,8 @@ LATER_TIMES = 10.0
 """Factor after the first round: a model that serves one honest site badly leaves its sharpness 7 times the others'."""
 
 
-STANDS_OUT = 0.5
-"""Kept length of an update below which its norm stands out: an honest one is twice the median at most."""
+STANDS_OUT = 0.15
+"""(1.6 / 3)^3: what a bound keeps at most of an update three times as long as expected, as far as other numbers."""
 
 
 def bounds_rows(trail: Trail) -> list[Json]:
@@ -99,7 +99,7 @@ def unlike(trail: Trail) -> list[Json]:
     Others: in the first round, when all have the same new model, or in at least half of the site's rounds the number is
     far from the sites' median. Past: what it is over the later half of the rounds (median), by what it is over the
     earlier half, is far from the sites' median of that.
-    An update's norm is one where the bounds kept less than half of it in at least half of the site's rounds.
+    An update's norm is one where it was at least three times the expected one in at least half of the site's rounds.
     Counts are no such numbers: the gate holds them against preflight's.
 
     Returns:
@@ -123,7 +123,9 @@ def unlike(trail: Trail) -> list[Json]:
     for name, sites in told.items():
         if all(value.is_integer() for values in sites.values() for value in values):
             continue
-        halves = {site: (median(v[: len(v) // 2]), median(v[len(v) // 2 :])) for site, v in sites.items() if len(v) > 3}
+        # The first model is nobody's: what a site says of it is left out where enough remains.
+        since = {site: v[1:] if len(v) == len(trail.rounds) > 4 else v for site, v in sites.items() if len(v) > 3}
+        halves = {site: (median(v[: len(v) // 2]), median(v[len(v) // 2 :])) for site, v in since.items()}
         changed = far_from_median({site: after / before for site, (before, after) in halves.items() if before})
         for site, said in sites.items():
             against = "others" if 2 * apart[name, site] >= len(said) else "past" if site in changed else None

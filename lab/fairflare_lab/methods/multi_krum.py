@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
 from fairflare.aggregators.base import AUTO, Combining, Outcome, State, add_weighted, liars_among, shares
+from fairflare.aggregators.bounded import as_sent
 from fairflare.aggregators.robust import REMOVED
 from fairflare.core.notes import Note
 from fairflare.core.registry import method
@@ -28,8 +29,9 @@ from fairflare.functional.robust import distances, krum_scores
 class MultiKrum(Combining):
     """The mean of the updates with the nearest neighbours (Blanchard et al., arXiv:1703.02757, Section 4).
 
-    Weights play no part in the choice. A score is the sum of the K - f - 2 smallest squared distances to other updates;
-    who has the same score as the last one that is kept is kept too.
+    Weights play no part in the choice, nor does what bounds take of an update's length. A score is the sum of the
+    K - f - 2 smallest squared distances to other updates; who has the same score as the last one that is kept is kept
+    too.
 
     Args:
         faulty: f, the sites that may send anything; where fewer than 2 f + 3 are there, as many as fit; "auto": K / 4,
@@ -70,7 +72,8 @@ class MultiKrum(Combining):
         """The mean of the m updates of least score by p, renormalised; "removed": p_k of the others, 0 of these."""
         sites = [r.site for r in replies]
         faulty = self._faulty(len(sites))
-        scores = dict(zip(sites, krum_scores(distances(replies), faulty))) if len(sites) > 2 else {}
+        sent = [as_sent(r) for r in replies]
+        scores = dict(zip(sites, krum_scores(distances(sent), faulty))) if len(sites) > 2 else {}
         count = min(self.keep or max(len(sites) - faulty, 1), len(sites))
         limit = sorted(scores.values())[count - 1] if scores else math.inf
         kept = {site: prior[site] if scores.get(site, 0.0) <= limit else 0.0 for site in sites}

@@ -90,7 +90,7 @@ class RunConfig:
             out, see ``aggregators.bounded``.
         clip_at: which median: "median", "weighted" by examples, or followed by "bits".
         clip_memory: share of the past in a moving average of that median.
-        cap_weights: the largest weight of a site; 1: any; "auto": 2 / K; "spread": 1.5 / K or its share.
+        cap_weights: the largest weight of a site; 1: any; "auto": 2 / K; "spread": 1.5 to 2 / K or its share.
         mix_updates: what takes the place of single updates: "none" or one of ``aggregators.base.MIXES``.
         liars: share of the sites that mixing holds against.
         accept: codes of preflight's errors that count as warnings in this run, see ``findings.ACCEPTABLE``.
