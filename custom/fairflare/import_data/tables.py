@@ -232,7 +232,8 @@ def _role(role: str, table: pd.DataFrame, columns: Sequence[str], chosen: Choice
         UserError: the user names one that is not there, or several may be meant and nobody can be asked.
     """
     if given := getattr(chosen, role, ""):
-        check_column(role, given, ["none", *columns])
+        if given != "none":
+            check_column(role, given, columns)
         return "" if given == "none" else str(given)
     fits = [name for word in WORDS[f"column_{role}"] for name in columns if bare(name) == word]
     if role == "split":
@@ -374,7 +375,8 @@ class _Roles:
 def _roles(table: pd.DataFrame, columns: Sequence[str], chosen: Choices, sites: Callable[[str], list[str]]) -> _Roles:
     """The roles of ``columns``; ``sites``: of each row, by the name of their column."""
     for role in ("site", "patient"):
-        check_column(role, getattr(chosen, role) or "none", [*columns, "none"])
+        if (given := getattr(chosen, role)) not in ("", "none"):
+            check_column(role, given, columns)
     split = _role("split", table, columns, chosen)
     if split and not any(split_word(cell) for cell in table[split].unique()):
         split = ""
