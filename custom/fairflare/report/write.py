@@ -19,7 +19,6 @@ from fairflare.engine.files import AUDIT, CHECKPOINT, CONFIG, MODEL, is_file, is
 from fairflare.engine.hashes import model_hash
 from fairflare.engine.history import REPORT as RECORD
 from fairflare.engine.history import Follower, RunHistory, alike, events, left_behind, read_final, read_standing
-from fairflare.engine.setup.run_config import RunConfig
 from fairflare.report import PAGE, REPORT
 from fairflare.report.coefficients import coefficient_section
 from fairflare.report.edition import render_edition
@@ -254,6 +253,8 @@ def _checked_config(folder: Path, run_history: RunHistory) -> dict[str, Any]:
 
 def _begins(folder: Path, run_history: RunHistory) -> bool:
     """Whether ``config.json`` is that of a segment which the log does not yet name."""
+    from fairflare.engine.setup.run_config import RunConfig  # which no report needs
+
     config = RunConfig.from_json(read_json(folder / CONFIG))
     same = config.sha256() == run_history.segment.get("config_sha256")
     return not same and config.lineage() == run_history.start.get("lineage")
