@@ -44,7 +44,7 @@ from fairflare.aggregators.base import (
     limited,
     shares,
 )
-from fairflare.aggregators.own import View
+from fairflare.aggregators.own import Shortened, View
 from fairflare.core.notes import Note
 from fairflare.core.types import Info, Reply, StateDict, Weights
 from fairflare.functional.blocks import blocks_of, square_of
@@ -360,15 +360,6 @@ def norm_of(reply: Reply) -> float:
 def _scaled(reply: Reply, factor: float) -> Reply:
     change = partial(_times, factor, reply.trainable)
     return replace(reply, update=Shortened(reply.update, change)) if factor < 1 else reply
-
-
-class Shortened(View):
-    """An update that a bound made shorter."""
-
-
-def as_sent(reply: Reply) -> Reply:
-    """The reply as the site sent it: to a rule that chooses by distance, what was made shorter looks near."""
-    return replace(reply, update=reply.update._update) if isinstance(reply.update, Shortened) else reply
 
 
 def _times(factor: float, trainable: frozenset[str], key: str, change: torch.Tensor) -> torch.Tensor:

@@ -30,6 +30,15 @@ class View(Mapping[str, "torch.Tensor"]):
         return key in self._update
 
 
+class Shortened(View):
+    """An update that a bound made shorter."""
+
+
+def as_sent(reply: Reply) -> Reply:
+    """The reply as the site sent it: to a rule that chooses by distance, what was made shorter looks near."""
+    return replace(reply, update=reply.update._update) if isinstance(reply.update, Shortened) else reply
+
+
 def from_shared(reply: Reply, model: StateDict, info: Info) -> Reply:
     """The reply with the difference of the site's trained model to ``model``, wherever the site started."""
     if reply.site not in info.models:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
 from fairflare.aggregators.base import AUTO, Combining, Outcome, State, add_weighted, liars_among, shares
-from fairflare.aggregators.bounded import as_sent
+from fairflare.aggregators.own import as_sent
 from fairflare.aggregators.robust import REMOVED
 from fairflare.core.notes import Note
 from fairflare.core.registry import method
