@@ -31,6 +31,7 @@ from fairflare.decision.verdicts import (
     withheld,
 )
 from fairflare.functional import decision as hierarchical
+from fairflare.functional import slopes
 from fairflare.functional.exchange import Deployed, Known, in_place
 from fairflare.functional.exchange import Hospital as OutOfFold
 from fairflare.functional.slopes import sigmoid
@@ -269,5 +270,6 @@ def _by_regression(found: Mapping[str, Assessment], design: Folds) -> dict[str, 
         everyone[name] = OutOfFold(labels, np.stack([one.risks[key] for key in names]), deployed, True, patients)
     width = next(iter(found.values())).hospital.x.shape[1]
     known = in_place(everyone.values(), Known(2, hierarchical.Design(design.folds, design.deals), width))
-    gains = {name: one.gains(known) for name, one in everyone.items()}
+    corrected = {name: one.corrected(known)[:-1] for name, one in everyone.items()}  # without the common direction
+    gains = {name: [slopes.gain(of, part.q) for part, of in each] for name, each in corrected.items()}
     return {name: dict(zip(("U", "J"), each, strict=False)) for name, each in gains.items() if each}

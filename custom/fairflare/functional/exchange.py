@@ -137,9 +137,8 @@ class Direction(NamedTuple):
 
     @classmethod
     def along(cls, row: Row, weights: Array, seconds: Array) -> Direction:
-        return cls(
-            row.n, float(weights @ row.right), max(float(weights @ row.products @ weights), 0.0), seconds, row.own
-        )
+        square = max(float(weights @ row.products @ weights), 0.0)
+        return cls(row.n, float(weights @ row.right), square, seconds, row.own)
 
     def variance(self, of_right: float, of_square: float) -> float:
         """Of a patient's ``of_right`` r D + ``of_square`` D^2."""
@@ -262,7 +261,7 @@ class Hospital:
         For each candidate the expected benefit, the ends of its interval and the probability of harm; of the mix its
         share, probability of harm, benefit and ends.
         """
-        if not (found := self._corrected(known)):
+        if not (found := self.corrected(known)):
             return None
         numbers: list[float] = []
         for part, of in found[:-1]:
@@ -270,11 +269,7 @@ class Hospital:
             numbers += [gain.mean, *gain.interval(), slopes.harm(of, part.q)]
         return self._round(np.array([*numbers, *safe_mix(*found[-1], margin).values()]))
 
-    def gains(self, known: Known) -> list[Normals]:
-        """The distribution of each candidate's benefit by this hospital's regression; empty: it has none."""
-        return [slopes.gain(of, part.q) for part, of in self._corrected(known)[:-1]]
-
-    def _corrected(self, known: Known) -> list[tuple[Right, Normals]]:
+    def corrected(self, known: Known) -> list[tuple[Right, Normals]]:
         """Of each candidate's direction and the common one: by outcomes, and by regression less its misfit."""
         if self.deployed is None or not known.regressed:
             return []

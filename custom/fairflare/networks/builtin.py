@@ -120,8 +120,7 @@ class Logistic(nn.Module):
     Softmax and cross-entropy of these are the sigmoid of the second and binary cross-entropy.
     """
 
-    along_last = True
-    """All that it computes is along the last dimension: inputs may have any dimensions before it."""
+    along_last = True  # all that it computes is: inputs may have any dimensions before the last one
 
     def __init__(self, features: int) -> None:
         super().__init__()

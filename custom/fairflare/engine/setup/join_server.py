@@ -109,8 +109,7 @@ class Join:
             about = {"join": list(self.plan.names), "task": f"{self.config.task}:{self.config.preset}"}
             sites = sorted(self.transport.sites())
             about |= {"config_sha256": sha256, "lineage": self.config.lineage()}
-            first = self._log.append("start", sites=sites, versions=versions(), **about)
-            self._sites = first["sites"]
+            self._sites = self._log.append("start", sites=sites, versions=versions(), **about)["sites"]
             return
         if self._log.first.get("config_sha256") != sha256:
             raise RunFailed(f"{self.folder}: holds a join of another configuration, which cannot be continued")
@@ -127,7 +126,8 @@ class Join:
                 silent = {} if _is_complete(place) and not turn else self._fold(run, place, transport)
                 if not (silent := silent or _silent(place, among)):
                     break
-                if small := _small(place):
+                rejected = AuditLog(place / AUDIT).first.get("rejected", {})
+                if small := {site: TOO_FEW for site, one in rejected.items() if one["code"] == "preflight"}:
                     raise Dropped(small)
             else:
                 fold = "training with all" if run.fold == ON_ALL else f"fold {number} of deal {deal}"
@@ -248,12 +248,6 @@ def _silent(place: Path, among: frozenset[str]) -> list[str]:
             there = set(entry.get("sites", among))
             return sorted(among & {*entry["rejected"], *(among - there)})
     return []
-
-
-def _small(place: Path) -> dict[str, str]:
-    """The hospitals that a fold's preflight has left out, and why."""
-    rejected = AuditLog(place / AUDIT).first.get("rejected", {})
-    return {site: TOO_FEW for site, one in rejected.items() if one["code"] == "preflight"}
 
 
 def _words(out: Mapping[str, str]) -> str:
