@@ -221,7 +221,7 @@ def lines(found: Mapping[str, Any]) -> list[str]:
         if key in ("U", "J", "D"):
             said.append(f"average {key} {1e3 * one['mean']:+.2f} [{1e3 * one['low']:+.2f}, {1e3 * one['high']:+.2f}]")
     told = sum(one["verdict"] != UNTOLD for one in found["sites"].values())
-    about = "U: using less own, J: joining less own, D: joining less using; gain in Brier score x 1,000"
+    about = "U: using minus own, J: joining minus own, D: joining minus using; gain in Brier score x 1,000"
     return [
         *said,
         f"{about}; {told} verdicts, of which {found['expected_false']:.1f} or fewer are expected to be false",

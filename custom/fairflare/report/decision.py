@@ -11,7 +11,7 @@ from fairflare.report.svg import BLUE, DARK, GREEN, ORANGE, inline
 from fairflare.report.values import Estimate, drawn, rendered
 
 Json = dict[str, Any]
-LABELS = {"U": "using less own", "J": "joining less own", "D": "joining less using"}
+LABELS = {"U": "using minus own", "J": "joining minus own", "D": "joining minus using"}
 COLOURS = {"U": BLUE, "J": GREEN, "D": ORANGE}
 MAX_DRAWN = 40
 
