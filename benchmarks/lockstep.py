@@ -33,10 +33,13 @@ def main() -> None:
     parser.add_argument("--task", default="heart")
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--pairs", type=int, default=3)
+    parser.add_argument("--toy", action="store_true", help="Two methods, two seeds, two rounds, one pair.")
     options = parser.parse_args()
+    if options.toy:
+        options.methods, options.seeds, options.pairs = ["fedavg", "fedheal"], 2, 1
     seeds = ",".join(map(str, range(options.seeds)))
     command = [sys.executable, "-m", "fairflare", "compare", *options.methods, "--task", options.task]
-    command += ["--seeds", seeds, "--workers", "1"]
+    command += ["--seeds", seeds, "--workers", "1", *(["--rounds", "2"] if options.toy else [])]
     ratios = []
     for _ in range(options.pairs):
         with tempfile.TemporaryDirectory() as folder:

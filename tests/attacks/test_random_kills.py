@@ -211,6 +211,8 @@ def _check(folder, wanted, moments):
     entries = verify_run(folder)
     assert _bits(entries) == wanted and entries[-1]["status"] == "completed", moments
     results = (".personal.safetensors", ".solo.safetensors", ".inputs.json")
-    kept = [path.name for path in (folder / "sites").rglob("*") if not path.name.endswith(results)]
+    memories = {f"{site}.safetensors" for site in entries[0]["sites"]}  # of a next segment
+    names = {path.name for path in (folder / "sites").rglob("*") if not path.name.endswith(results)}
+    kept = names - memories
     assert not [p for p in folder.parent.rglob(".*")] and not kept, (moments, kept)
     assert not (folder / "unscored").exists(), moments

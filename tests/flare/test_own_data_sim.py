@@ -86,7 +86,8 @@ def test_a_run_is_refused_while_a_site_has_errors(tmp_path, capfd):
     own = ["--datalists", data, "--kind", "segmentation", "--classes", "lesion", "--set", "size=32"]
     assert run("run", "fedavg", *own, "--rounds", "2", "--env", "sim", "--out", tmp_path / "r") == 1
     last = capfd.readouterr().err.strip().splitlines()[-1]
-    assert last == "fairflare: preflight: south: train: unreadable: a file cannot be read"
+    log = tmp_path / "r" / "flare_log.txt"
+    assert last == f"fairflare: preflight: south: train: unreadable: a file cannot be read; see {log}"
     entries = verify(tmp_path / "r" / "audit.jsonl")
     assert [e["event"] for e in entries] == ["start", "finish", "report"] and entries[1]["status"] == "failed"
     assert entries[0]["preflight"]["south"]["findings"] == [

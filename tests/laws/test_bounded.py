@@ -170,7 +170,7 @@ def test_defaults_are_not_written_and_others_are_read_back():
         ("fedavg", {"liars": 0.3}, "liars has no effect without mix_updates"),
         ("cgsv", {"mix_updates": "neighbours"}, "mix_updates: cgsv gives sites models of their own"),
         ("fedfv", {"cap_weights": "auto"}, "cap_weights: rule FedFV does more"),
-        ("fedavg", {"cap_weights": "some"}, "cap_weights: expected auto, spread or a number"),
+        ("fedavg", {"cap_weights": "some"}, "cap_weights: expected a number or one of auto, spread"),
         ("fedism", {"secure_sum": "masks", "mix_updates": "krum"}, "mix_updates: compares single updates"),
         ("fedism", {"secure_sum": "masks", "cap_weights": 0.3}, "cap_weights: needs single weights"),
         ("median", {"secure_sum": "masks"}, "secure_sum: median weighs by more than sums over the sites"),

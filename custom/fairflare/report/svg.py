@@ -200,8 +200,9 @@ def dots(
         known = [(y + lower, one, one.mean) for y, one in enumerate(found) if one.mean is not None]
         if not known:
             continue
-        reach = [[mean - (mean if one.low is None else one.low) for _, one, mean in known]]
-        reach += [[(mean if one.high is None else one.high) - mean for _, one, mean in known]]
+        # An end beyond the mean is no run's: whoever wrote it there is found by what compares it, not by a figure.
+        reach = [[max(mean - (mean if one.low is None else one.low), 0.0) for _, one, mean in known]]
+        reach += [[max((mean if one.high is None else one.high) - mean, 0.0) for _, one, mean in known]]
         axes.errorbar(
             [mean for *_, mean in known],
             [y for y, *_ in known],

@@ -175,26 +175,17 @@ def _each(numbers: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
     return numbers.view(-1, *[1] * (like.dim() - 1))
 
 
-PLAIN_LAYERS = (nn.Sequential, nn.Linear, nn.ReLU, nn.Tanh, nn.GELU, nn.Sigmoid, nn.Identity)
+PLAIN_LAYERS = frozenset({"Sequential", "Linear", "ReLU", "Tanh", "GELU", "Sigmoid", "Identity"})
+"""PyTorch's layers that compute along the last dimension alone."""
 PER_ROW = ("bernoulli", "gaussian", "poisson")
 """Families whose loss of one example depends on no other."""
 
 
-class _Linear(nn.Module):
-    """``nn.Linear`` of S models: (S, B, features) -> (S, B, outputs); its parameters are set before each call."""
-
-    weight: torch.Tensor
-    bias: torch.Tensor | None
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        product = torch.bmm(x, self.weight.transpose(1, 2))
-        return product if self.bias is None else product + self.bias[:, None]
-
-
 def are_products(network: nn.Module, family: str, training: Training) -> bool:
     """Whether the gradients of several sites are a few matrix products, which costs little more than those of one."""
-    plain = all(type(one) in PLAIN_LAYERS or hasattr(type(one), "along_last") for one in network.modules())
-    return plain and family in PER_ROW and not training.logit_tau
+    own = ((type(one).__module__.partition(".")[0], type(one).__name__, one) for one in network.modules())
+    plain = all((home == "torch" and name in PLAIN_LAYERS) or hasattr(one, "along_last") for home, name, one in own)
+    return plain and type(network) is not nn.Linear and family in PER_ROW and not training.logit_tau
 
 
 def _gradients(network: nn.Module, work: LocalWork) -> Callable[..., Any]:
@@ -221,10 +212,21 @@ def _gradients(network: nn.Module, work: LocalWork) -> Callable[..., Any]:
 
 def _stacked_layers(network: nn.Module) -> nn.Module:
     """A copy of ``network`` for the parameters of several models; those of its linear layers are not there yet."""
+
+    class Linear(nn.Module):
+        """``nn.Linear`` of S models: (S, B, features) -> (S, B, outputs); its parameters are set before each call."""
+
+        weight: torch.Tensor
+        bias: torch.Tensor | None
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            product = torch.bmm(x, self.weight.transpose(1, 2))
+            return product if self.bias is None else product + self.bias[:, None]
+
     found = copy.deepcopy(network)
     for name, module in list(found.named_modules()):
         if isinstance(module, nn.Linear):
-            found.set_submodule(name, _Linear())
+            found.set_submodule(name, Linear())
     return found
 
 
@@ -242,8 +244,8 @@ def _gradients_of_layers(
     leaves = {name: value.detach().requires_grad_() for name, value in trained.items()}
     every = {**fixed, **leaves}
     for name, module in layers.named_modules():
-        if isinstance(module, _Linear):
-            module.weight, module.bias = every[f"{name}.weight"], every.get(f"{name}.bias")
+        if f"{name}.weight" in every:
+            vars(module).update(weight=every[f"{name}.weight"], bias=every.get(f"{name}.bias"))
     outputs = layers(x).flatten(0, 1)
     real = ~rows.isnan()
     losses = work.objective(counts[0], 0.0)(outputs, y.flatten(0, 1), reduction="none").view(real.shape)
