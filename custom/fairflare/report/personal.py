@@ -138,7 +138,7 @@ def _quantity(whose: str, key: str) -> Callable[[Json], float | None]:
 
 
 QUANTITIES = tuple(
-    Quantity(f"{whose}_{key}", words.format(models), _quantity(whose, key), *form, f"{models.capitalize()}: {short}")  # type: ignore[arg-type]  # ``form`` has both
+    Quantity(f"{whose}_{key}", words.format(models), _quantity(whose, key), *form, f"{models.capitalize()}: {short}")  # type: ignore[arg-type]  # form has both
     for whose, models in (("personal", "personal models"), ("shared", "shared model"))
     for key, words, short, form in (
         ("mean", "mean over sites, {}", "mean", ("metric", headline_range)),
