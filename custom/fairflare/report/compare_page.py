@@ -47,7 +47,7 @@ def render_compare(comparison: Json) -> str:
         study=study(comparison),
         opening=opening_compare(comparison),
         differences=differences(comparison),
-        figures=drawn(one(comparison) for one in draw),  # type: ignore[arg-type]
+        figures=drawn(one(comparison) for one in draw),  # type: ignore[arg-type]  # decorated draw functions
         tables=[printed(table) for table in comparison_tables(comparison)],
         metric=label(comparison["headline"], comparison),
         remark=" ".join(filter(None, (group_metric_words(comparison), remark(methods)))),
