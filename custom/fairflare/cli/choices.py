@@ -34,9 +34,9 @@ Command = TypeVar("Command", bound="Callable[..., None] | click.Command")
 
 
 SECTIONS = {
-    "Data": "task datalists kind classes without code script init_from plan sites accept",
+    "Data": "task datalists kind classes without code script init_from plan sites accept require",
     "Method and training": "rounds seed seeds values grid robust",
-    "Where and how it runs": "continued require env kit preinstalled wait sim_threads workers backend scheduler no_cache",
+    "Where and how it runs": "continued env kit preinstalled wait sim_threads workers backend scheduler no_cache",
 }
 """Section of a command's help -> its options; all others are below."""
 
