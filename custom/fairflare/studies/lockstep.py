@@ -17,7 +17,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from fairflare.core.errors import FairFlareError, UserError
+from fairflare.core.errors import FairFlareError
 from fairflare.core.execution import default_device
 from fairflare.core.types import LocalWork
 from fairflare.engine.files import is_file, read_json
@@ -147,7 +147,7 @@ def _train(group: Sequence[_Request]) -> None:
     """The steps of the sites of all runs in ``group``."""
     try:
         results = iter(group[0].train([work for one in group for work in one.works]))
-    except UserError as error:
+    except Exception as error:  # every run must end: one that waits for ever would hold up the others
         for request in group:
             request.error = error
         return
