@@ -45,6 +45,7 @@ from fairflare.decision.verdicts import (
 )
 from fairflare.functional.decision import Normals
 from fairflare.tasks.folds import dealt
+from fairflare.tasks.metrics import auc
 
 FEATURES = 4
 TRUE = np.array([-0.5, 0.8, -0.6, 0.4, 0.0])
@@ -221,9 +222,9 @@ def test_calibration_of_true_and_of_steep_risks():
         assert abs(value - right) < 3 * math.sqrt(variance) and variance < 0.001
     assert steep.slope[0] == pytest.approx(true.slope[0] / 2, rel=1e-3)
     assert steep.log_ratio[0] == pytest.approx(math.log(one.y.sum() / expit(2 * logits + 1).sum()))
-    assert validation.auc(one.y, logits) == pytest.approx(validation.auc(one.y, expit(logits)))
+    assert auc(logits, one.y > 0.5) == pytest.approx(auc(expit(logits), one.y > 0.5))
     twice = Hospital.of(np.ones((4, 1)), np.array([1.0, 0, 1, 0]))
-    assert validation.auc(twice.y, np.array([3.0, 1, 2, 2])) == pytest.approx(3.5 / 4)
+    assert auc(np.array([3.0, 1, 2, 2]), twice.y > 0.5) == pytest.approx(3.5 / 4)
 
 
 def test_the_smallest_sample_is_that_of_the_published_tool():

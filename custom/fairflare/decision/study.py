@@ -17,6 +17,7 @@ from fairflare.decision.regression import MEMBER, REFIT_SHARE, Hospital, Trainin
 from fairflare.decision.verdicts import ADDS, ALONE, COSTS, JOIN, SAME, UNTOLD, USE, USE_OR_JOIN, Verdict, too_few
 from fairflare.functional.slopes import sigmoid
 from fairflare.tasks.folds import dealt
+from fairflare.tasks.metrics import auc
 
 Json = dict[str, Any]
 ANSWERS = {
@@ -143,7 +144,7 @@ def _site(name: str, one: Hospital, found: Decision) -> Json:
     row["models"] = {
         key: {
             "brier": float(((risks - y) ** 2).mean()),
-            "auc": float(np.mean([validation.auc(y, deal) for deal in risks])),
+            "auc": float(np.mean([auc(deal, y > 0.5) for deal in risks])),
             "net_benefit_curve": validation.decision_curve(y, risks, THRESHOLDS).tolist(),
         }
         for key, risks in assessed.risks.items()
@@ -177,7 +178,7 @@ def _internal_external(found: Decision, threshold: float | None) -> Json:
             value, variance = getattr(one, key)
             each.setdefault(key, []).append((value, variance))
             row[key] = {"mean": value, "low": value - 1.96 * variance**0.5, "high": value + 1.96 * variance**0.5}
-        row |= {"brier": float(((risks - y) ** 2).mean()), "auc": validation.auc(y, risks)}
+        row |= {"brier": float(((risks - y) ** 2).mean()), "auc": auc(risks, y > 0.5)}
         if threshold is not None:
             row["net_benefit"] = float(validation.decision_curve(y, risks[None], np.array([threshold]))[0])
         rows[name] = row
@@ -188,7 +189,7 @@ def _internal_external(found: Decision, threshold: float | None) -> Json:
 def _minimum_patients(assessed: Assessment) -> Json:
     """Patients that a model of these columns needs, given the AUC of the member model, and those that there are."""
     one = assessed.hospital
-    area = float(np.mean([validation.auc(one.y, deal) for deal in assessed.risks[MEMBER]]))
+    area = float(np.mean([auc(deal, one.y > 0.5) for deal in assessed.risks[MEMBER]]))
     varying = int((np.ptp(one.x, axis=0) > 0).sum())
     if not MIN_AUC < area < 1:
         return {"needed": None, "auc": area, "parameters": varying}

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from fairflare.decision.regression import ITERATIONS, TOLERANCE, Array, Hospital, Rows
-from fairflare.functional.intervals import ranks
 from fairflare.functional.slopes import sigmoid
 
 
@@ -60,13 +59,6 @@ def sandwich(x: Array, y: Array, owner: Rows, offset: Array) -> tuple[Array, Arr
     scores = np.stack([np.bincount(owner, (y - risks) * column) for column in x.T], axis=1)
     n, bread = len(scores), np.linalg.inv(hessian)
     return at, np.asarray(bread @ (scores.T @ scores * n / max(n - 1, 1)) @ bread)
-
-
-def auc(y: Array, scores: Array) -> float:
-    """Area under the ROC curve; ties count half."""
-    events = y > 0.5
-    cases = events.sum()
-    return float((ranks(scores)[events].sum() - cases * (cases + 1) / 2) / (cases * (len(y) - cases)))
 
 
 def decision_curve(y: Array, risks: Array, thresholds: Array) -> Array:
