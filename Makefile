@@ -37,7 +37,7 @@ $(STAMP): setup.cfg pyproject.toml constraints.txt lab/pyproject.toml
 demo: $(STAMP)
 	@for method in fedavg glm; do \
 		$(BIN)/fairflare run $$method --task heart:full --rounds 20 --solo --env sim --out $(DEMO_OUT)/$$method --force || exit 1; done
-	@$(BIN)/fairflare join fedavg glm --task heart:full --rounds 20 --folds 5 --repeats 1 --out $(DEMO_OUT)/join --force
+	@$(BIN)/fairflare join decide --task heart:full --out $(DEMO_OUT)/join --force
 	@echo "Each hospital's model of its own was held against FedAvg, the exact regression (glm) and a mix of their predictions."
 	@echo "A sheet for each hospital, to print: $(DEMO_OUT)/join/sheets"
 

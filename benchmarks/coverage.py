@@ -2,10 +2,6 @@
 """Intervals over patients, promised at 95 %: at how many simulated sites do they hold the true value?
 
     python benchmarks/coverage.py [--sites 1000] [--seed 0] [--toy]
-    python benchmarks/coverage.py --visits docs/benchmarks/join-visits.csv [--federations 200] [--seconds 1500]
-
-With ``--visits`` patients have one to six rows: what `join` says of a benefit, with patients and without. It goes on
-from the rows of the file.
 
 For an interval that holds exactly what it promises, 1,000 sites give 93.6 to 96.4 % nineteen times out of twenty. Of a
 share the coverage is computed and not simulated: the least over true values from .001 to .999.
@@ -14,23 +10,14 @@ share the coverage is computed and not simulated: the least over true values fro
 from __future__ import annotations
 
 import argparse
-import time
-from collections.abc import Callable, Iterator
-from itertools import product
-from pathlib import Path
+from collections.abc import Callable
 
-import join
 import numpy as np
-import pandas as pd
 from scipy.special import expit, ndtr
 from scipy.stats import binom
 
 from fairflare.engine.evaluation import LEVEL
 from fairflare.functional import intervals
-from fairflare.functional.decision import GAINS, LOSES, Array, Design
-from fairflare.functional.exchange import Deployed
-from fairflare.report.join import OutOfFold, answers
-from fairflare.tasks.folds import dealt
 
 Ends = tuple[float, float] | None
 Site = Callable[[np.random.Generator], tuple[Ends, float]]
@@ -106,109 +93,13 @@ SITES: dict[str, Site] = {
 }
 
 
-PER_PATIENT, EFFECT, HOSPITALS, NEW = 6, 1.5, 10, 2000
-"""Rows of a patient at most, standard deviation of its effect on the logit, hospitals of a federation, and new patients
-of each that say the truth."""
-KEPT = (1.0, 0.7)
-"""Share of a feature's variance that is the patient's own, and not the visit's."""
-ARMS = ("patient", "row", "row, outcomes")
-NODES, WEIGHTS = np.polynomial.hermite_e.hermegauss(21)
-
-
-def visits(
-    rng: np.random.Generator, patients: int, level: float, slopes: Array, kept: float
-) -> tuple[Array, Array, Array, Array]:
-    """Of each row features (N, 11) with a constant in front, the outcome, its risk given the features, and the patient.
-
-    A risk given features alone is that over all patients' effects.
-    """
-    owner = np.repeat(np.arange(patients), rng.integers(1, PER_PATIENT + 1, patients))
-    own, visit = rng.normal(size=(patients, len(slopes)))[owner], rng.normal(size=(len(owner), len(slopes)))
-    x = np.sqrt(kept) * own + np.sqrt(1 - kept) * visit
-    logits = level + x @ slopes
-    y = rng.random(len(owner)) < expit(logits + EFFECT * rng.normal(size=patients)[owner])
-    given = expit(logits[:, None] + EFFECT * NODES) @ (WEIGHTS / WEIGHTS.sum())
-    return np.hstack([np.ones((len(x), 1)), x]), y.astype(float), given, owner
-
-
-def federation(seed: int, number: int, kept: float) -> Iterator[dict[str, float | str]]:
-    """A row per arm and candidate: at how many hospitals the interval holds what the model is worth to new patients.
-
-    Hospitals have 30 to 500 patients; intercepts and slopes differ between them by .5 and .12 (standard deviations).
-    ``patient``: folds, choice of the own model and variances by patient, as `join` does where a table says whose a row
-    is; ``row``: the same rows, each another patient; ``row, outcomes``: these, and no regression speaks for outcomes.
-    """
-    rng, design = np.random.default_rng([seed, number]), Design()
-    sizes = np.clip(110 * np.exp(rng.normal(0, 0.7, HOSPITALS)), 30, 500).astype(int)
-    about = [(rng.normal(-0.5, 0.5), join.SLOPES + rng.normal(0, 0.12, len(join.SLOPES))) for _ in sizes]
-    found = [visits(rng, n, *of, kept) for n, of in zip(sizes, about, strict=True)]
-    new = [visits(rng, NEW, *of, kept) for of in about]
-    for arm in ARMS:
-        whose = [owner if arm == "patient" else np.arange(len(owner)) for *_, owner in found]
-        folds = [
-            np.stack([dealt(y.astype(int), design.folds, deal, f"{number} {k}", own) for deal in range(design.repeats)])
-            for k, ((_, y, *_), own) in enumerate(zip(found, whose, strict=True))
-        ]
-        shared = join.pooled([join.Hospital(x, y, x, y) for x, y, *_ in found], [join.masks(one) for one in folds])
-        sites, true = {}, {}
-        for k, ((x, y, _, owner), place, (fresh, _, risk, _)) in enumerate(zip(found, folds, new, strict=True)):
-            used = join.masks(place)
-            own = join.tuned(x, y, place, np.zeros_like(shared), join.PENALTIES)
-            level = join.newton(x, y, used, np.ones(len(used)), shared, free=1)
-            fits = np.stack([own, shared, level])
-            deployed = Deployed(x, y, expit(fits[:, -1] @ x.T)) if arm == "row" else None
-            tested = join.out_of_fold(expit(fits @ x.T), place)
-            sites[str(k)] = OutOfFold(y, tested, deployed, patients=owner if arm == "patient" else None)
-            losses = ((expit(fits[:, -1] @ fresh.T) - risk) ** 2).mean(axis=1)
-            true[str(k)] = losses[0] - losses[1:]
-        told = answers(sites, join.CANDIDATES[:2], design, 0.0)["sites"]
-        for c, name in enumerate(join.CANDIDATES[:2]):
-            rows = [(true[site][c], told[site]["candidates"][name]) for site in sites]
-            yield {
-                "federation": number,
-                "kept": kept,
-                "arm": arm,
-                "candidate": name,
-                "hospitals": len(rows),
-                "own_held": sum(one["own_low"] <= value <= one["own_high"] for value, one in rows),
-                "held": sum(one["low"] <= value <= one["high"] for value, one in rows),
-                "width": round(sum(one["high"] - one["low"] for _, one in rows), 4),
-                "truth": round(sum(value for value, _ in rows), 5),
-                "gains": sum(one["verdict"] == GAINS for _, one in rows),
-                "false_gains": sum(one["verdict"] == GAINS and value < 0 for value, one in rows),
-                "loses": sum(one["verdict"] == LOSES for _, one in rows),
-                "false_loses": sum(one["verdict"] == LOSES and value > 0 for value, one in rows),
-            }
-
-
-def joined(federations: int, seed: int, csv: Path, seconds: float) -> None:
-    """Simulate until there are so many federations in ``csv``, or the CPU seconds are used; print what it says."""
-    known = pd.read_csv(csv) if csv.is_file() else pd.DataFrame({"federation": [], "kept": []})
-    done = {*known[["federation", "kept"]].itertuples(index=False, name=None)}
-    for one in product(range(federations), KEPT):
-        if one in done or time.process_time() > seconds:
-            continue
-        known = pd.concat([known, pd.DataFrame(federation(seed, *one))], ignore_index=True)
-        known.convert_dtypes().to_csv(csv, index=False)
-    known["own patients alone"], known["as answered"] = (known[a] / known["hospitals"] for a in ("own_held", "held"))
-    of = known.groupby(["kept", "arm", "candidate"])
-    print(of[["own patients alone", "as answered"]].agg(["mean", "sem"]).round(3).to_string())
-    print(of[["hospitals", "truth", "width", "gains", "false_gains", "loses", "false_loses"]].sum().to_string())
-
-
 def main() -> None:
     """Print a line per metric and kind of site."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--sites", type=int, default=1000)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--toy", action="store_true", help="few sites and cases")
-    parser.add_argument("--visits", type=Path, help="CSV file of federations with repeat visits")
-    parser.add_argument("--federations", type=int, default=200)
-    parser.add_argument("--seconds", type=float, default=1500.0, help="of the CPU, at most, with --visits")
     options = parser.parse_args()
-    if options.visits:
-        joined(options.federations, options.seed, options.visits, options.seconds)
-        return
     for n in (10,) if options.toy else (10, 100, 1000):
         print(f"{f'accuracy, {n:,} cases: the least':55} {share(n):.3f}")
     for name, site in SITES.items():

@@ -23,12 +23,13 @@ import numpy as np
 import pandas as pd
 from scipy.special import expit
 
-from fairflare.decision.decide import Decision, decide
+from fairflare.decision.decide import Answer, decide
 from fairflare.decision.estimands import ESTIMANDS, margin
-from fairflare.decision.heterogeneity import between
 from fairflare.decision.regression import MEMBER, OUTSIDE, OWN, Array, Hospital
+from fairflare.decision.sums import NET
 from fairflare.decision.validation import sandwich
 from fairflare.decision.verdicts import ADDS, ALONE, COSTS, JOIN, SAME, UNTOLD, USE, USE_OR_JOIN, verdict
+from fairflare.functional.slopes import SHARES
 from fairflare.tasks.folds import dealt
 
 FEATURES, FRESH, DEALS, FOLDS = 10, 2000, 2, 5
@@ -135,7 +136,9 @@ def rows_of(number: int, regime: Regime, seed: int) -> Iterator[Row]:
     threshold = 0.05 if regime.special == "rare" else 0.35
     found = decide(hospitals, folds, threshold=threshold, worthwhile=0.005)
     pooled = bool(found.averages)
-    for name, one in found.assessments.items():
+    for name, answer in found.answers.items():
+        if (one := answer.assessment) is None:
+            continue
         about = truths[int(name)]
         risks = {key: expit(about.fresh @ model) for key, model in one.models.items()}
         losses = {key: float(((risk - about.risks) ** 2).mean()) for key, risk in risks.items()}
@@ -144,9 +147,9 @@ def rows_of(number: int, regime: Regime, seed: int) -> Iterator[Row]:
             estimate = one.estimates[key]
             yield interval_row(number, key, "own", value, estimate.value, estimate.interval())
             if pooled:
-                of = found.by_outcomes[key][name]
+                of = answer.by_outcomes[key]
                 yield interval_row(number, key, "posterior", value, of.mean, of.interval())
-            if (by := found.by_regression.get(name, {}).get(key)) is not None:
+            if (by := answer.by_regression.get(key)) is not None:
                 yield interval_row(number, key, "regression", value, by.mean, by.interval())
         odds = threshold / (1 - threshold)
         worth = {
@@ -154,21 +157,26 @@ def rows_of(number: int, regime: Regime, seed: int) -> Iterator[Row]:
             for key, risk in risks.items()
         }
         for key, (a, b) in {"U": (OWN, OUTSIDE), "J": (OWN, MEMBER), "D": (OUTSIDE, MEMBER)}.items():
-            value, estimate = worth[b] - worth[a], one.net_benefits[key]
+            value, estimate = worth[b] - worth[a], one.estimates[NET + key]
             yield interval_row(number, f"net benefit {key}", "own", value, estimate.value, estimate.interval())
             if pooled:
-                of = found.net_benefits[key][name]
+                of = answer.by_outcomes[NET + key]
                 yield interval_row(number, f"net benefit {key}", "posterior", value, of.mean, of.interval())
         calibrated = calibration_of(about, about.fresh @ one.outside)
         for key, value in calibrated.items():
-            mean, variance = getattr(found.internal_external[name], key)
+            mean, variance = getattr(one.calibration, key)
             ends = mean - 1.96 * variance**0.5, mean + 1.96 * variance**0.5
             yield interval_row(number, f"calibration {key}", "own", value, mean, ends)
-        yield from verdict_rows(number, found, name, true)
+        yield from verdict_rows(number, answer, pooled, true)
+        move = risks[MEMBER] - risks[OWN]
+        gains = {s: losses[OWN] - float(((risks[OWN] + s * move - about.risks) ** 2).mean()) for s in SHARES}
+        gain, best = gains[min(gains, key=lambda s: abs(s - answer.mix.share))], max(gains.values())
+        row = {"federation": number, "what": "mix", "true": best, "error": gain - best}
+        yield {**row, "by": "not worse by the margin", "held": float(gain >= -margin(one.hospital.prevalence))}
+        yield {**row, "by": "not worse", "held": float(gain >= 0)}
     if pooled:
         for key, value in calibration_of(further, further.fresh @ found.training.coefficients).items():
-            each = [getattr(one, key) for one in found.internal_external.values()]
-            ends = between([e[0] for e in each], [e[1] for e in each]).prediction
+            ends = found.averages[key].prediction
             yield interval_row(number, f"calibration {key}", "further hospital", value, np.nan, ends)
 
 
@@ -184,9 +192,8 @@ def interval_row(number: int, key: str, by: str, true: float, value: float, ends
     return {"federation": number, "what": key, "by": by, "true": true, "error": value - true, "held": held}
 
 
-def verdict_rows(number: int, found: Decision, name: str, true: dict[str, float]) -> Iterator[Row]:
-    one = found.assessments[name]
-    m, pooled = margin(one.hospital.prevalence), bool(found.averages)
+def verdict_rows(number: int, answer: Answer, pooled: bool, true: dict[str, float]) -> Iterator[Row]:
+    m = margin(answer.hospital.prevalence)
     u, j, d = (true[key] for key in "UJD")
     wrong = {
         ALONE: u > m or j > m,
@@ -198,12 +205,12 @@ def verdict_rows(number: int, found: Decision, name: str, true: dict[str, float]
         SAME: abs(d) > m,
         COSTS: d > 0,
     }
-    own = [one.estimates[key] for key in "UJD"]
+    own = [answer.assessment.estimates[key] for key in "UJD"]
     arms = {"own": verdict(*own, m, False)}
     if pooled:
-        arms["posterior"] = verdict(*(found.by_outcomes[key][name] for key in "UJD"), m, True)
-        arms["regression"] = verdict(*(found.distribution(key, name) for key in "UJD"), m, True)
-        arms["final"] = found.verdicts[name]
+        arms["posterior"] = verdict(*(answer.by_outcomes[key] for key in "UJD"), m, True)
+        arms["regression"] = verdict(*(answer.distribution(key) for key in "UJD"), m, True)
+        arms["final"] = answer.verdict
     for by, answer in arms.items():
         for question, said in (("question 1", answer.answer), ("question 2", answer.participation)):
             yield {"federation": number, "what": question, "by": by, "said": said, "false": float(wrong[said])}

@@ -36,6 +36,7 @@ import argparse
 import dataclasses
 import sys
 import textwrap
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
@@ -52,9 +53,56 @@ from fairflare.data.tensors import batches_of
 from fairflare.engine.setup import tasks
 from fairflare.engine.setup.config import site_of_client
 from fairflare.engine.setup.parts import build_parts
-from fairflare.functional.decision import INNER, PENALTIES, SCORE, own_risks
+from fairflare.functional.intervals import Array, Owners
 from fairflare.functional.likelihood import aliased, bernoulli, newton_step, own_intercept, profiled, sums
 from fairflare.trainers.base import eager
+
+INNER, PENALTIES = 5, np.logspace(-3, 2, 6)
+SCORE = "neg_brier_score"
+REGRESSION, TREES = "regression", "trees"
+GROWN = {"learning_rate": 0.05, "max_iter": 100, "max_leaf_nodes": 8, "min_samples_leaf": 10, "l2_regularization": 1.0}
+
+
+def own_risks(x: Array, y: Array, new: Array, patients: Owners | None = None) -> tuple[Array, str]:
+    """Risks (M,) of the rows ``new`` (M, F) by the own model of the rows (x, y), and its kind; see ``own_model``."""
+    from threadpoolctl import threadpool_limits
+
+    model, kind = own_model(x, y, patients)
+    with threadpool_limits(1):
+        return np.asarray(model.predict_proba(new)[:, 1]), kind
+
+
+def own_model(x: Array, y: Array, patients: Owners | None = None) -> tuple[Any, str]:
+    """The better of two models of the rows (x, y), and which it is.
+
+    Args:
+        x: (N, F) finite.
+        y: (N,) 0 or 1, two or more of each.
+        patients: (N,) whose rows lie in one part of the cross-validation; None: each row is another patient.
+
+    Returns:
+        A fitted classifier of scikit-learn, and "regression" or "trees". Classes of fewer than three patients give a
+        regression without cross-validation.
+    """
+    from sklearn.ensemble import HistGradientBoostingClassifier
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.model_selection import GridSearchCV, StratifiedGroupKFold, StratifiedKFold, cross_val_score
+    from threadpoolctl import threadpool_limits
+
+    owner = np.arange(len(y)) if patients is None else patients
+    folds = min(INNER, *(len(np.unique(owner[y == k])) for k in (0, 1)))
+    with warnings.catch_warnings(), threadpool_limits(1):
+        warnings.simplefilter("ignore")  # of a solver that stops before it has converged
+        if folds < 3:
+            return LogisticRegression(C=0.1).fit(x, y), REGRESSION
+        dealing = StratifiedKFold if patients is None else StratifiedGroupKFold
+        inner = list(dealing(folds, shuffle=True, random_state=0).split(x, y, patients))
+        ridge = GridSearchCV(LogisticRegression(max_iter=300), {"C": PENALTIES}, scoring=SCORE, cv=inner).fit(x, y)
+        trees = HistGradientBoostingClassifier(**GROWN, random_state=0)
+        if cross_val_score(trees, x, y, scoring=SCORE, cv=inner).mean() > ridge.best_score_:
+            return trees.fit(x, y), TREES
+        return ridge.best_estimator_, REGRESSION
+
 
 HERE = Path(__file__).resolve().parent
 sys.path.append(str(HERE.parents[1] / "docs" / "results" / "drift"))

@@ -10,13 +10,12 @@ if TYPE_CHECKING:
     import fairflare.tasks as tasks
     from fairflare.api import Federation as Federation
     from fairflare.api import compare as compare
+    from fairflare.api import decide as decide
     from fairflare.api import evaluate as evaluate
-    from fairflare.api import join as join
     from fairflare.core.metric import Metric as Metric
     from fairflare.estimators import FederatedClassifier as FederatedClassifier
     from fairflare.estimators import FederatedRegressor as FederatedRegressor
     from fairflare.inference.frames import metric_frame as metric_frame
-    from fairflare.studies.joined import Joined as Joined
     from fairflare.studies.parallel import Cluster as Cluster
     from fairflare.studies.study import Study as Study
 
@@ -26,12 +25,11 @@ _HOMES = {
     "FederatedClassifier": "fairflare.estimators",
     "FederatedRegressor": "fairflare.estimators",
     "Federation": "fairflare.api",
-    "Joined": "fairflare.studies.joined",
     "Metric": "fairflare.core.metric",
     "Study": "fairflare.studies.study",
     "compare": "fairflare.api",
+    "decide": "fairflare.api",
     "evaluate": "fairflare.api",
-    "join": "fairflare.api",
     "metric_frame": "fairflare.inference.frames",
     "tasks": "",
 }
@@ -41,13 +39,12 @@ __all__ = [
     "FederatedClassifier",
     "FederatedRegressor",
     "Federation",
-    "Joined",
     "Metric",
     "Study",
     "__version__",
     "compare",
+    "decide",
     "evaluate",
-    "join",
     "metric_frame",
     "tasks",
 ]

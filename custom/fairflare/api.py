@@ -39,7 +39,6 @@ if TYPE_CHECKING:
 
     from fairflare.inference.loaded_run import Opened
     from fairflare.inference.predict import Predictions
-    from fairflare.studies.joined import Joined
 
 Settings = Mapping[str, Any]
 Paths = str | os.PathLike[str]
@@ -545,87 +544,70 @@ class Federation:
                 display.note(line)
         return Path(out)
 
-    def join(
+    def decide(
         self,
         *others: Federation,
+        methods: bool = False,
         folds: int = 5,
-        repeats: int = 3,
-        no_harm: float = 0.002,
-        new_size: int = 100,
-        class_shares: bool = False,
+        repeats: int | None = None,
+        threshold: float | None = None,
+        worthwhile: float = 0.0,
         out: Paths | None = None,
         workers: int | None = 1,
         force: bool = False,
         progress: bool = True,
-    ) -> Joined:
-        """Whether each hospital gains by this federation or one of ``others``, see ``fairflare join`` (docs/join.md).
+    ) -> pandas.DataFrame:
+        """Alone, use, or join: a row per hospital, see docs/decision.md.
+
+        On a table of two classes it needs one federated regression of its own, whatever the method of this federation.
 
         Args:
-            others: further candidates, on the same task and data.
-            folds: K; every patient is tested by models of the other K - 1.
-            repeats: deals of folds.
-            no_harm: what a mix of models may lose with probability .05 at most; 0: strict.
-            new_size: patients of a hospital that is not in yet.
-            class_shares: whether a shared model counts with a hospital's own class shares, too.
-            out: the folder, whose finished runs are reused; by default one below ``runs``.
+            others: further federations on the same data whose models are compared with the own ones.
+            methods: whether this federation's model is compared, too; it is where there are others. Both need a
+                training for every fold.
+            folds: K.
+            repeats: deals of folds; None: 10, where models are compared 3.
+            threshold: the risk from which on the clinic treats, in (0, 1).
+            worthwhile: the smallest net benefit per patient that matters.
+            out: the folder, for ``decision.json``, ``join.html``, sheets and models; by default one below ``runs``.
             workers: processes that compute side by side.
             force: makes all runs again.
             progress: shows how far they are on stderr.
 
-        Raises:
-            UserError: methods of one name, or of different data; a task that cannot be asked.
-        """
-        from fairflare.studies.join import asked, measure_join
-        from fairflare.studies.joined import Joined
-
-        question = asked([one.config for one in (self, *others)], folds, repeats, no_harm, new_size, class_shares)
-        folder = Path(out) if out is not None else Path(f"{default_folder(self.config)}-join")
-        with as_before(self._named, progress):
-            found = measure_join(question, folder, force=force, workers=workers)
-        return Joined(folder, found)
-
-    def decide(
-        self,
-        *,
-        folds: int = 5,
-        repeats: int = 10,
-        threshold: float | None = None,
-        worthwhile: float = 0.0,
-        out: Paths | None = None,
-    ) -> pandas.DataFrame:
-        """Alone, use, or join: a row per hospital of a table of two classes, see docs/decision.md.
-
-        It needs one federated regression of its own, whatever the method of this federation.
-
-        Args:
-            folds: K.
-            repeats: deals of folds.
-            threshold: the risk from which on the clinic treats, in (0, 1).
-            worthwhile: the smallest net benefit per patient that matters.
-            out: the folder, for ``decision.json`` and the page ``join.html``; by default one below ``runs``.
-
         Returns:
-            Columns ``verdict``, ``participation``, ``reason``, ``p_false``, ``patients``, ``margin``, and of each of
-            ``U``, ``J``, ``D`` the gain in Brier score, ``_low`` and ``_high`` of its 95 % interval; NaN without one.
+            Columns ``verdict``, ``participation``, ``reason``, ``p_false``, ``patients``, ``margin``, ``share`` (of the
+            safe mix), of each of ``U``, ``J``, ``D`` the gain in Brier score, ``_low`` and ``_high`` of its 95 %
+            interval, and the same of each method; NaN without one. ``attrs["decision"]`` has the content of
+            ``decision.json``.
 
         Raises:
-            UserError: no table of two classes.
+            UserError: methods of one name or of different data; a task that cannot be asked.
         """
         import pandas
 
-        from fairflare.studies.join import asked, measure_decision
+        from fairflare.decision.sums import Plan
+        from fairflare.studies.join import asked, measure
 
+        compared = methods or bool(others)
+        plan = Plan(folds, repeats or (3 if compared else 10), threshold, worthwhile)
+        question = asked([one.config for one in (self, *others)], plan, compared)
         folder = Path(out) if out is not None else Path(f"{default_folder(self.config)}-decision")
-        question = asked([self.config], folds, repeats, 0.0, 100)
-        found = measure_decision(question, folder, threshold=threshold, worthwhile=worthwhile)
-        columns = ["verdict", "participation", "reason", "p_false", "patients", "margin"]
+        with as_before(self._named, progress):
+            found = measure(question, folder, force=force, workers=workers)
+        by_method = found.get("methods", {})
+        parts = (("", "value"), ("_low", "low"), ("_high", "high"))
+        names = dict.fromkeys([*found["sites"], *(site for of in by_method.values() for site in of["sites"])])
         rows = {}
-        for site, one in found["sites"].items():
+        for site in names:
+            one = found["sites"].get(site, {})
+            row = {key: one.get(key) for key in ("verdict", "participation", "reason", "p_false", "patients", "margin")}
             each = {key: one.get("estimands", {}).get(key, {}) for key in ("U", "J", "D")}
-            parts = (("", "value"), ("_low", "low"), ("_high", "high"))
+            each |= {label: of["sites"].get(site, {}) for label, of in by_method.items()}
             ends = {f"{key}{end}": of.get(name) for key, of in each.items() for end, name in parts}
-            rows[site] = {**{key: one.get(key) for key in columns}, **ends}
-        return pandas.DataFrame.from_dict(rows, orient="index").rename_axis("hospital")
+            rows[site] = {**row, "share": one.get("mix", {}).get("share"), **ends}
+        table = pandas.DataFrame.from_dict(rows, orient="index").rename_axis("hospital")
+        table.attrs["decision"] = found
+        return table
 
     def state_dict(self) -> dict[str, torch.Tensor]:
         """The final model's entries, on the CPU."""
@@ -845,23 +827,24 @@ def compare(
     return found
 
 
-def join(methods: str | Sequence[str], task: pandas.DataFrame | Paths | None = None, **options: Any) -> Joined:
-    """Whether each hospital gains by joining, and with which method's model: ``fairflare join`` from Python.
+def decide(
+    task: pandas.DataFrame | Paths | None = None, methods: str | Sequence[str] = (), **options: Any
+) -> pandas.DataFrame:
+    """Alone, use, or join: ``fairflare join`` from Python, as ``Federation.decide``.
 
     Args:
-        methods: ids of candidates.
         task: of two classes, or a DataFrame, a table's file or a folder; None: your own data in ``datalists``.
+        methods: ids of methods whose models are compared with the own ones.
         options: those of ``Federation`` for all methods, those of ``Federation.fit`` that say how a table is read, and
-            those of ``Federation.join``.
+            those of ``Federation.decide``.
     """
     names = [methods] if isinstance(methods, str) else list(methods)
-    expected("join", bool(names), "methods", names)
-    how = {key: options.pop(key) for key in JOIN_OPTIONS if key in options}
+    how = {key: options.pop(key) for key in DECIDE_OPTIONS if key in options}
     given, private = _for_all(task, options)
-    first, *others = (Federation(name, **given) for name in names)
+    first, *others = (Federation(name, **given) for name in names or ["fedavg"])
     if private:
         how.setdefault("out", private / "join")
-    found = first.join(*others, **how)
+    found = first.decide(*others, methods=bool(names), **how)
     if private:
         weakref.finalize(found, shutil.rmtree, private, ignore_errors=True)
     return found
@@ -876,7 +859,7 @@ def _for_all(data: Any, options: dict[str, Any]) -> tuple[dict[str, Any], Path |
     return {**options, **more}, private
 
 
-JOIN_OPTIONS = ("folds", "repeats", "no_harm", "new_size", "class_shares", "out", "workers", "force", "progress")
+DECIDE_OPTIONS = ("folds", "repeats", "threshold", "worthwhile", "out", "workers", "force", "progress")
 
 
 def _read(given: Settings) -> RunFile:

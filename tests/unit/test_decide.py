@@ -26,9 +26,11 @@ from fairflare.decision.estimands import (
     mean_over_patients,
     net_benefit_difference,
 )
-from fairflare.decision.heterogeneity import between, posteriors
+from fairflare.decision.heterogeneity import average, posteriors
+from fairflare.decision.mix import NO_MIX, right_part, safe_mix
 from fairflare.decision.regression import MEMBER, OUTSIDE, OWN, Hospital
-from fairflare.decision.study import sentence
+from fairflare.decision.study import numbers, row_from, row_of, sentence, told
+from fairflare.decision.sums import EM_AT, MODELS, REFITS_AT, Plan
 from fairflare.decision.verdicts import (
     ADDS,
     ALONE,
@@ -38,6 +40,8 @@ from fairflare.decision.verdicts import (
     UNTOLD,
     USE,
     USE_OR_JOIN,
+    Others,
+    Reason,
     Verdict,
     too_few,
     verdict,
@@ -206,11 +210,10 @@ def test_net_benefit_by_hand():
 def test_others_pull_a_noisy_hospital_more_than_a_large_one():
     values = {f"h{k}": Estimate(0.01, 0.04, 400, 1.75) for k in range(8)}
     values |= {"small": Estimate(0.10, 0.04, 40, 1.75), "large": Estimate(0.10, 0.04, 4000, 1.75)}
-    found = posteriors(values, with_size=False)
+    found = posteriors(values, "D")
     assert found["small"].mean < 0.08 < 0.095 < found["large"].mean < 0.101
-    one = between([0.0, 1.0, 2.0, 3.0], [0.01] * 4)
-    assert one.average.mean == pytest.approx(1.5) and one.prediction[0] < 0 < 3 < one.prediction[1]
-    assert 0.8 < one.tau < 2.5
+    one = average([0.0, 1.0, 2.0, 3.0], [0.01] * 4)
+    assert one.mean == pytest.approx(1.5) and one.low < 0 < 3 < one.high
 
 
 def test_calibration_of_true_and_of_steep_risks():
@@ -254,7 +257,7 @@ RULES = [
 def test_verdicts(means, answer, participation):
     found = verdict(*map(near, means), M, pooled=True)
     assert (found.answer, found.participation) == (answer, participation)
-    assert found.p_false < 0.01 and found.reason == ""
+    assert found.p_false < 0.01 and found.reason is None
 
 
 def test_levels_of_verdicts():
@@ -283,35 +286,71 @@ def test_detectors_say_why_nothing_is_told():
     others = list(hospitals.values())[1:]
     one = hospitals["h0"]
     fine = {"U": Estimate(0, 1, 80, 1.75), "J": Estimate(0, 1, 80, 1.75)}
-    outside = regression.train(others).coefficients
-    assert withheld(one, others, outside, fine) == ""
+    outside, features = regression.train(others).coefficients, Others.of(others)
+
+    def code(hospital, estimates=fine, columns=None):
+        found = withheld(hospital, features, outside, estimates, columns)
+        return found and found.code
+
+    assert code(one) is None
     x = one.x.copy()
     x[:, 2] = 0.5
-    assert withheld(Hospital.of(x, one.y), others, outside, fine, {2: "lactate"}).startswith("lactate has one value")
-    assert withheld(Hospital.of(x, one.y), others, outside, fine, {1: "age"}) == ""
-    assert "reversed" in withheld(hospital(9, n=150, sign=-1.0), others, outside, fine)
+    lactate = withheld(Hospital.of(x, one.y), features, outside, fine, {2: "lactate"})
+    assert lactate == Reason("never_measured", 2) and lactate.words({2: "lactate"}).startswith("lactate has one value")
+    assert code(Hospital.of(x, one.y), columns={1: "age"}) is None
+    assert code(hospital(9, n=150, sign=-1.0)) == "reversed"
     few = one.y * (np.cumsum(one.y) <= 7)
-    assert withheld(Hospital.of(one.x, few), others, outside, fine).startswith("few events: 7")
+    assert withheld(Hospital.of(one.x, few), features, outside, fine) == Reason("few_events", 7)
     heavy = {**fine, "J": Estimate(0, 1, 80, 1.75, largest_share=0.6)}
-    assert withheld(one, others, outside, heavy) == "one patient makes 60% of the variance"
-    assert too_few(Hospital.of(one.x[:29], one.y[:29])).startswith("too few patients to tell: 29")
-    assert too_few(Hospital.of(one.x, one.y * (np.cumsum(one.y) <= 4))).startswith("too few patients to tell: 4")
-    assert too_few(one) == ""
+    assert withheld(one, features, outside, heavy) == Reason("one_patient", 0.6)
+    assert too_few(Hospital.of(one.x[:29], one.y[:29])) == Reason("few_patients", 29)
+    assert too_few(Hospital.of(one.x, one.y * (np.cumsum(one.y) <= 4))) == Reason("few_outcomes", 4)
+    assert too_few(one) is None
 
 
-def test_one_training_answers_everybody(monkeypatch):
-    """No hospital has more than REFIT_SHARE of the rows; a larger one costs one more training, without it."""
-    calls = []
-    train = regression.train
-    monkeypatch.setattr(deciding.regression, "train", lambda some: calls.append(len(some)) or train(some))
+@each("share, n, told", [(0.5, 40, True), (0.9, 200, True), (0.99, 40, False), (0.0, 40, False)])
+def test_a_column_was_never_measured_unless_its_value_is_likely(share, n, told):
+    """Elsewhere a share of the values is 0, as at this hospital; 0.0: the column is constant elsewhere, too."""
+    rng = np.random.default_rng(0)
+    elsewhere = np.where(rng.random(4000) < share, 0.0, rng.choice([-1.0, 1.0], 4000)) if share else np.ones(4000)
+    others = Hospital.of(np.stack([np.ones(4000), elsewhere], axis=1), np.zeros(4000))
+    here = Hospital.of(np.stack([np.ones(n), np.zeros(n) if share else np.ones(n)], axis=1), np.zeros(n))
+    assert bool(verdicts.never_measured(here, Others.of([others]))) == told
+
+
+def newton_sums(known):
+    """Places of the sums that trained, and those that refit."""
+    refits = [place for place in known.sums if REFITS_AT <= place < MODELS]
+    return [place for place in known.sums if place < EM_AT], refits
+
+
+def test_one_training_answers_everybody():
+    """No hospital has more than REFIT_SHARE of the rows; for a larger one the others train once more, without it."""
     hospitals = federation()
     found = decide(hospitals, folds_of(hospitals), threshold=0.3)
-    assert calls == [6]
-    assert set(found.verdicts) == set(hospitals) and len(found.by_outcomes["D"]) == 6
-    calls.clear()
+    trained, refit = newton_sums(found.known)
+    assert 3 <= len(trained) <= 10 and not refit and set(found.answers) == set(hospitals)
+    reference = regression.train(list(hospitals.values()))
+    assert found.training.coefficients == pytest.approx(reference.coefficients, abs=1e-9)
     more = hospitals | {"large": hospital(20, n=900)}
-    decide(more, folds_of(more))
-    assert calls == [7, 6]
+    found = decide(more, folds_of(more))
+    trained, refit = newton_sums(found.known)
+    assert found.known.refits == ("large",) and 3 <= len(refit) <= 10 and min(refit) == REFITS_AT
+    outside = found.answers["large"].assessment.outside
+    assert outside == pytest.approx(regression.train(list(hospitals.values())).coefficients, abs=1e-6)
+    told_alike = decide(more, folds_of(more), tell_apart=False)
+    assert not told_alike.known.refits and not newton_sums(told_alike.known)[1]
+
+
+def test_sums_give_the_posteriors_of_all_values_at_hand():
+    hospitals = federation()
+    found = decide(hospitals, folds_of(hospitals), threshold=0.3)
+    for key in ("U", "D", "EJ"):
+        values = {name: one.assessment.estimates[key] for name, one in found.answers.items()}
+        for name, of in posteriors(values, key).items():
+            assert found.answers[name].by_outcomes[key].interval() == pytest.approx(of.interval(), abs=1e-9)
+        variances = [one.variance / one.n for one in values.values()]
+        assert found.averages[key].average == pytest.approx(average([one.value for one in values.values()], variances))
 
 
 def test_tiny_hospitals_take_part_and_stop_nobody():
@@ -319,36 +358,50 @@ def test_tiny_hospitals_take_part_and_stop_nobody():
     tiny = {f"tiny{n}": Hospital.of(hospital(30 + n, n=30).x[:n], hospital(30 + n, n=30).y[:n]) for n in (1, 6, 29)}
     found = decide(hospitals | tiny, folds_of(hospitals))
     for name in tiny:
-        assert found.verdicts[name].reason.startswith("too few patients to tell")
-        assert found.verdicts[name].answer == UNTOLD
-    assert all(not found.verdicts[name].reason.startswith("too few") for name in hospitals)
+        assert found.answers[name].verdict == Verdict(UNTOLD, UNTOLD, reason=too_few(tiny[name]))
+    assert all(found.answers[name].assessment is not None for name in hospitals)
     without = decide(hospitals, folds_of(hospitals))
     assert not np.array_equal(found.training.coefficients, without.training.coefficients)
 
 
 def test_a_reversed_hospital_speaks_by_no_ones_regression():
     hospitals = federation()
-    assert decide(hospitals, folds_of(hospitals)).by_regression
+    assert all(one.by_regression for one in decide(hospitals, folds_of(hospitals)).answers.values())
     hospitals["odd"] = hospital(9, n=150, sign=-1.0)
     found = decide(hospitals, folds_of(hospitals))
-    assert not found.by_regression and "reversed" in found.verdicts["odd"].reason
+    assert not any(one.by_regression for one in found.answers.values())
+    assert found.answers["odd"].verdict.reason.code == "reversed"
 
 
 def test_with_three_hospitals_each_speaks_for_itself():
     hospitals = federation(sites=3)
     found = decide(hospitals, folds_of(hospitals))
-    assert not found.averages and not found.by_regression
-    assert all(isinstance(found.distribution("U", name), Estimate) for name in hospitals)
+    assert not found.averages
+    for one in found.answers.values():
+        assert not one.by_regression and isinstance(one.distribution("U"), Estimate)
 
 
 def test_a_worse_net_benefit_withholds_a_verdict(monkeypatch):
     hospitals = federation()
     monkeypatch.setattr(deciding, "verdict", lambda *a: Verdict(USE, SAME, 0.01))
     found = decide(hospitals, folds_of(hospitals), threshold=0.4, worthwhile=0.0)
-    reasons = [one.reason for one in found.verdicts.values() if one.answer == UNTOLD]
-    assert reasons and all("net benefit" in reason for reason in reasons)
+    codes = {one.verdict.reason.code for one in found.answers.values() if one.verdict.answer == UNTOLD}
+    assert codes == {"net_benefit"}
     generous = decide(hospitals, folds_of(hospitals), threshold=0.4, worthwhile=1.0)
-    assert all(one.answer == USE for one in generous.verdicts.values())
+    assert all(one.verdict.answer == USE for one in generous.answers.values())
+
+
+def test_a_mix_is_safe_by_what_is_known_of_the_part_that_is_right():
+    """The share is the largest gain among those that harm in 5 % at most; a move that is wrong has none."""
+    right, wrong = Normals(np.ones(1), np.array([0.9]), np.array([0.1])), Normals(np.ones(1), np.zeros(1), np.ones(1))
+    mix = safe_mix(0.01, right, 0.0)
+    assert 0.8 < mix.share <= 1 and mix.p_harm <= 0.05 and mix.low < mix.benefit < mix.high
+    assert safe_mix(0.01, wrong, 0.0) == NO_MIX
+    one, rng = hospital(3, n=400), np.random.default_rng(1)
+    own = np.full((2, 400), one.prevalence)
+    truth = expit(one.x @ np.linspace(-1, 1, one.x.shape[1]))
+    part = right_part(one, own, own + 0.1 * rng.normal(size=own.shape), Folds(5, 2))
+    assert abs(part.a) < 4 * part.variance**0.5 and part.n == 400 and truth.shape == one.y.shape
 
 
 def test_by_row_the_intervals_of_repeat_visits_fail(monkeypatch):
@@ -366,16 +419,31 @@ def test_by_row_the_intervals_of_repeat_visits_fail(monkeypatch):
 
 
 SENTENCES = [
-    (Verdict(USE, SAME), "use the others' model with your own calibration: joining adds nothing that matters"),
-    (Verdict(UNTOLD, ADDS), "cannot be told whether to share; joining adds to using"),
-    (
-        Verdict(UNTOLD, UNTOLD, reason="few events: 7"),
-        "cannot be told whether to share (few events: 7); what joining adds",
-    ),
-    (Verdict(UNTOLD, UNTOLD, reason=verdicts.TOO_FEW + ": 6 patients"), "too few patients to tell: 6 patients"),
+    ((USE, SAME), "use the others' model with your own calibration: joining adds nothing that matters"),
+    ((UNTOLD, ADDS), "cannot be told whether to share; joining adds to using"),
+    ((UNTOLD, UNTOLD, "few events: 7"), "cannot be told whether to share (few events: 7); what joining adds"),
+    ((UNTOLD, UNTOLD, verdicts.TOO_FEW + ": 6 patients"), "too few patients to tell: 6 patients"),
 ]
 
 
 @each("answer, words", SENTENCES)
 def test_sentences(answer, words):
-    assert sentence(answer).startswith(words)
+    assert sentence(*answer).startswith(words)
+
+
+def test_the_numbers_that_a_hospital_tells_are_its_row():
+    """Within their declared ranges; from them comes the row again, but for curves."""
+    hospitals, plan = federation(), Plan(5, 2, 0.3, 0.0)
+    found = decide(hospitals, folds_of(hospitals), threshold=0.3)
+    ranges = {one.name: (one.low, one.high) for one in numbers(plan)}
+    for answer in found.answers.values():
+        row = row_of(answer, plan)
+        flat = told(row, plan)
+        assert flat.keys() <= ranges.keys() and len(flat) > 60
+        assert all(ranges[name][0] <= value <= ranges[name][1] for name, value in flat.items())
+        again = row_from(flat, None)
+        assert again["sentence"] == row["sentence"] and again["verdict"] == row["verdict"]
+        assert again["estimands"] == row["estimands"] and again["outside"] == row["outside"]
+        assert again["margin"] == pytest.approx(row["margin"])
+    with pytest.raises(ValueError, match="verdict"):
+        row_from({"patients": 3.0}, None)

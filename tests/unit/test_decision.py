@@ -5,17 +5,21 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from scipy import integrate, optimize, stats
+from scipy import integrate, stats
 
+from fairflare.decision.estimands import Folds
+from fairflare.decision.mix import right_part
+from fairflare.decision.regression import Hospital
 from fairflare.functional import decision, slopes
-from fairflare.functional.decision import Design, Doubt, Hospitals, Normals
-from fairflare.functional.exchange import Direction, row_of
+from fairflare.functional.decision import Doubt, Hospitals, Normals
 from fairflare.inference import monitor
 
-PLAIN = Design(exponent=0.0)
+PLAIN = SimpleNamespace(kappa=0.0)
+"""Folds without a correction for what the own model lacks."""
 
 
 def site(seed: int = 0, n: int = 60, repeats: int = 3):
@@ -37,32 +41,6 @@ def federation(sites: int = 8, seed: int = 1):
 def of_all(values, variances, x, s0):
     terms = [decision.terms(*one, s0) for one in zip(values, variances, x)]
     return Hospitals(s0, sum(terms)), terms
-
-
-def test_the_design_is_that_of_the_literature():
-    design = Design(5, 3)
-    assert design.factor == pytest.approx(1 / 3 + 5 / 4)
-    assert design.kappa == pytest.approx(0.1446, abs=1e-4)
-    assert PLAIN.kappa == 0
-
-
-def test_without_a_correction_the_benefit_is_the_difference_in_squared_errors():
-    y, own, other = site()
-    found = decision.brier_benefit(y, own, other, PLAIN)
-    d = (y - own) ** 2 - (y - other) ** 2
-    assert found.mean == pytest.approx(d.mean())
-    assert found.variance == pytest.approx(np.mean([row.var(ddof=1) for row in d]))
-    assert found.disagreement == pytest.approx(((own - other) ** 2).mean())
-    low, high = found.interval(PLAIN)
-    half = stats.t.ppf(0.975, 59) * math.sqrt(PLAIN.factor * found.variance / 60)
-    assert (low, high) == pytest.approx((d.mean() - half, d.mean() + half))
-
-
-def test_the_correction_charges_the_own_models_excess_less():
-    y, own, other = site()
-    design, r, move = Design(), y - own, other - own
-    found = decision.brier_benefit(y, own, other, design)
-    assert found.mean == pytest.approx(((2 - design.kappa) * r * move - move**2).mean())
 
 
 def test_smoothed_variances_are_a_ridge_regression_of_logarithms():
@@ -191,42 +169,8 @@ def test_a_mixture_knows_its_moments_and_quantiles():
     assert of.scaled(2.0, 1.0).mean == pytest.approx(2 * of.mean + 1)
 
 
-def test_verdicts_follow_the_probability_of_harm_and_what_matters():
-    assert decision.verdict(0.01, 0.002, 0.03, 0.005) == decision.GAINS
-    assert decision.verdict(0.99, -0.03, -0.002, 0.005) == decision.LOSES
-    assert decision.verdict(0.3, -0.01, 0.02, 0.005) == decision.UNCLEAR
-    assert decision.verdict(0.01, -0.001, 0.004, 0.005) == decision.SAME
-    assert decision.verdict(0.01, -0.001, 0.004, 0.0006) == decision.GAINS
-
-
-def test_as_many_patients_tell_a_benefit_with_the_stated_power():
-    n = decision.patients_needed(0.01, 0.02, Design())
-    error = math.sqrt(Design().factor * 0.02 / n)
-    assert stats.norm.sf(1.96 - 0.01 / error) == pytest.approx(0.8, abs=0.01)
-    assert decision.patients_needed(0.0, 0.02, Design()) == math.inf
-
-
-def test_common_weights_are_the_least_of_the_quadratic_on_the_simplex():
-    for seed in range(5):
-        rng = np.random.default_rng(seed)
-        y = (rng.random(80) < 0.4).astype(float)
-        errors = rng.uniform(0.05, 0.95, (3, 2, 80)) * rng.uniform(0.3, 1, (3, 1, 1)) - y
-        products = np.einsum("arn,brn->ab", errors, errors) / y.size
-        found = slopes.common_weights(products)
-        expected = optimize.minimize(
-            lambda w, g=products: w @ g @ w,
-            np.full(3, 1 / 3),
-            bounds=[(0, 1)] * 3,
-            constraints={"type": "eq", "fun": lambda w: w.sum() - 1},
-            tol=1e-12,
-        )
-        assert found == pytest.approx(expected.x, abs=1e-4)
-        assert found.sum() == pytest.approx(1)
-
-
 def part_right(y, own, moved, design):
-    row = row_of(np.broadcast_to(y, own.shape), np.stack([own, moved]))
-    return Direction.along(row, np.ones(1), row.seconds[0]).part_right(design)
+    return right_part(Hospital.of(np.ones((len(y), 1)), y), own, moved, design)
 
 
 def test_the_gain_of_a_share_is_quadratic_and_harms_beyond_twice_the_right_part():
@@ -245,7 +189,7 @@ def test_the_gain_of_a_share_is_quadratic_and_harms_beyond_twice_the_right_part(
 
 def test_a_candidate_equal_to_the_own_model_says_nothing():
     y, own, _ = site()
-    part = part_right(y, own, own, Design())
+    part = part_right(y, own, own, Folds())
     assert part.a == 0 and part.variance > 1
 
 

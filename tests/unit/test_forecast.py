@@ -57,11 +57,11 @@ def test_outside_the_others_model_is_that_of_all_who_trained():
     training = train(others)
     folds = np.stack([rng.permutation(80) % 5 for _ in range(2)])
     found = decide_outside(training, 320, one, folds)
-    assessed = found.assessments["outside"]
+    assessed = found.assessment
     assert assessed.outside == pytest.approx(training.coefficients) and assessed.share == pytest.approx(0.2)
     together = updated(one.x, one.y, np.ones((1, 80)), train([*others, one]).coefficients[None])[0]
     assert assessed.models["member"] == pytest.approx(together, abs=0.03)
-    assert found.verdicts["outside"].answer in (UNTOLD, "alone", "use", "join") and not found.averages
+    assert found.verdict.answer in (UNTOLD, "alone", "use", "join") and not found.by_regression
 
 
 @each(

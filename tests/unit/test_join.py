@@ -1,32 +1,29 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``fairflare join``: folds as a setting of a run, the answer from risks out of fold, its page and its command."""
+"""``fairflare join``: folds as a setting of a run, methods beside the decision, sheets, models, the command."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
+import shutil
 
 import numpy as np
 import pytest
-from scipy.special import expit
+import torch
 
 from cases import each
+from fairflare import decide
 from fairflare.cli.main import main
 from fairflare.core.errors import DataError, UserError
-from fairflare.decision.regression import Hospital, train
+from fairflare.decision.regression import MEMBER, OWN
+from fairflare.engine.files import read_tensors, save_json, save_tensors
+from fairflare.engine.hashes import model_hash
 from fairflare.engine.setup import tasks
 from fairflare.engine.setup.config import RunConfig, make_config
-from fairflare.engine.setup.parts import build_parts
-from fairflare.functional import slopes
-from fairflare.functional.decision import Design, own_risks
-from fairflare.functional.exchange import Direction
-from fairflare.report.join import Deployed, OutOfFold, answers, page
-from fairflare.studies.candidates import SHARES, federation_odds, log_odds, moved, on_fold
+from fairflare.inference.mix import MIX, NUMBERS, monitored, open_mix, open_model
 from fairflare.studies.folders import is_complete
-from fairflare.studies.join import Question, measure_join
+from fairflare.studies.join import Question
 from fairflare.tasks.folds import dealt, everyone, folded, untestable
-
-DESIGN = Design(5, 2)
 
 
 def test_every_patient_is_tested_once_in_a_deal_and_else_trains():
@@ -85,18 +82,6 @@ def test_the_fold_is_part_of_a_configuration_and_unsaid_without_one():
         folded(tasks.load("heart", "full"), "5/5/0")
 
 
-def hospitals(sites: int, gain: float, seed: int = 0, sizes: tuple[int, int] = (200, 500)) -> dict[str, OutOfFold]:
-    """Own models that are off by noise, and a candidate that takes away the part ``gain`` of it, or adds to it."""
-    rng, found = np.random.default_rng(seed), {}
-    for k in range(sites):
-        n = int(rng.integers(*sizes))
-        logits = rng.normal(0, 1.2, n)
-        noise = rng.normal(0, 2.0, (2, n))
-        labels = (rng.random(n) < expit(logits)).astype(float)
-        found[f"site-{k}"] = OutOfFold(labels, np.stack([expit(logits + noise), expit(logits + (1 - gain) * noise)]))
-    return found
-
-
 def test_whose_privacy_each_candidate_keeps_is_known(monkeypatch):
     monkeypatch.delattr("fairflare.studies.join.build_parts")  # no data is read for it
     seeded, private, site = (
@@ -110,197 +95,173 @@ def test_whose_privacy_each_candidate_keeps_is_known(monkeypatch):
         (site,): {site: {"hospital": {"epsilon": 2.0, "delta": 1e-5}}},
     }.items():
         values = {"secure_sum": "masks"} if labels == (site,) else {}
-        assert Question(labels, "heart", choices={"values": values}).privacy() == kept
-
-
-def test_gainers_and_losers_are_told():
-    found = answers(hospitals(8, 0.8), ["fedavg"], DESIGN, 0.002)
-    assert all(row["answer"].startswith("Join (") for row in found["sites"].values())
-    assert all(row["mix"]["share"] > 0.5 and row["mix"]["p_harm"] <= 0.05 for row in found["sites"].values())
-    assert found["candidates"]["fedavg"]["new_hospital"]["p_gain"] > 0.9
-    lost = answers(hospitals(8, -0.8), ["fedavg"], DESIGN, 0.0)
-    assert all(row["answer"].startswith("Stay alone") for row in lost["sites"].values())
-    assert all(row["mix"]["share"] == 0 for row in lost["sites"].values())
-    json.dumps([found, lost], allow_nan=False)
-
-
-def test_a_candidate_like_the_own_model_makes_no_difference_that_matters():
-    found = answers(hospitals(6, 0.0), ["fedavg"], DESIGN, 0.002)
-    assert all(row["answer"].startswith("No difference that matters") for row in found["sites"].values())
-
-
-def test_few_patients_are_told_how_many_more():
-    found = answers(hospitals(6, 0.3, sizes=(35, 45)), ["fedavg"], DESIGN, 0.002)
-    unclear = [row for row in found["sites"].values() if row["answer"].startswith("Cannot be told")]
-    assert unclear and all(" needs " in row["answer"] for row in unclear)
-
-
-def test_fewer_than_four_hospitals_speak_for_themselves():
-    found = answers(hospitals(2, 0.8, sizes=(400, 500)), ["fedavg"], DESIGN, 0.002)
-    assert "average" not in found["candidates"]["fedavg"] and found["note"]
-    assert all(row["candidates"]["fedavg"]["verdict"] == "gains" for row in found["sites"].values())
-
-
-def regressed_hospitals(sites: int, seed: int = 0) -> dict[str, OutOfFold]:
-    """Alike hospitals of 60 patients; the own model is off by chance, and the candidate knows the truth."""
-    rng, found = np.random.default_rng(seed), {}
-    truth = np.array([-0.4, 0.8, -0.6, 0.5])
-    for k in range(sites):
-        x = np.hstack([np.ones((60, 1)), rng.normal(size=(60, 3))])
-        own = truth + rng.normal(0, 0.4, 4)
-        risks = np.stack([expit(x @ own), expit(x @ truth)])
-        labels = (rng.random(60) < expit(x @ truth)).astype(float)
-        found[f"site-{k}"] = OutOfFold(labels, np.stack([risks, risks], axis=1), Deployed(x, labels, risks))
-    return found
-
-
-def test_a_hospitals_regression_tells_more_than_its_outcomes():
-    tested = regressed_hospitals(10)
-    told = answers(tested, ["fedavg"], DESIGN, 0.0)["sites"]
-    plain = answers({s: dataclasses.replace(t, deployed=None) for s, t in tested.items()}, ["fedavg"], DESIGN, 0.0)
-    assert {row["by"] for row in told.values()} == {"regression"}
-    assert {row["by"] for row in plain["sites"].values()} == {"outcomes"}
-
-    def gainers(rows):
-        return sum(row["candidates"]["fedavg"]["verdict"] == "gains" for row in rows.values())
-
-    assert gainers(told) > gainers(plain["sites"])
-    assert all(row["mix"]["share"] >= plain["sites"][site]["mix"]["share"] for site, row in told.items())
-
-
-def test_what_the_regression_says_is_that_of_slopes():
-    tested = regressed_hospitals(6)
-    found = answers(tested, ["fedavg"], DESIGN, 0.002)["sites"]
-    training = train([Hospital.of(t.deployed.x, t.labels) for t in tested.values()])
-    total = training.coefficients, training.hessian, len(tested)
-    fits = [
-        slopes.fitted(t.deployed.x, t.labels, slopes.Others.of_all(*total, t.deployed.x, t.labels))
-        for t in tested.values()
-    ]
-    weights = np.full(len(slopes.PULLS), 1 / len(slopes.PULLS))
-    for _ in range(slopes.EM_STEPS):
-        weights = slopes.em_step(sum(slopes.shares(fit.evidence, weights) for fit in fits), len(fits))
-    parts, known, sums = [], [], np.zeros(2)
-    for t, fit in zip(tested.values(), fits):
-        of = slopes.Slopes.of(fit, weights)
-        row = t.at_hand().row
-        parts.append(Direction.along(row, np.ones(1), row.seconds[0]).part_right(DESIGN))
-        known.append(slopes.Regressed.of_models(of, t.deployed.x, *t.deployed.risks, parts[-1].q))
-        sums += slopes.misfit_terms(parts[-1], known[-1].of.mean, DESIGN)
-    for row, part, one in zip(found.values(), parts, known):
-        one = one.widened(*slopes.misfit(sums))
-        told = row["candidates"]["fedavg"]
-        assert told["p_harm"] == pytest.approx(slopes.harm(one.of, part.q))
-        gain = slopes.gain(one.of, one.q)
-        assert (told["shrunken"], told["low"]) == pytest.approx((gain.mean, gain.interval()[0]))
-        assert row["mix"]["share"] == slopes.safe_share(one.of, part.q, 0.002)
-
-
-def test_hospitals_of_few_patients_or_with_trees_are_told_by_their_outcomes():
-    tested = regressed_hospitals(6)
-    some = {**tested, "site-0": dataclasses.replace(tested["site-0"], deployed=None)}
-    rows = answers(some, ["fedavg"], DESIGN, 0.002)["sites"]
-    assert [row["by"] for row in rows.values()] == ["outcomes", *["regression"] * 5]
-    wide = {
-        site: dataclasses.replace(t, deployed=Deployed(np.tile(t.deployed.x, 11), t.labels, t.deployed.risks))
-        for site, t in tested.items()
-    }
-    assert {row["by"] for row in answers(wide, ["fedavg"], DESIGN, 0.002)["sites"].values()} == {"outcomes"}
-
-
-@each("sites", [2, 6])
-def test_the_page_has_a_sheet_for_each_hospital_and_escapes_names(sites):
-    tested = {f"<b>{name}": one for name, one in hospitals(sites, 0.5).items()}
-    found = answers(tested, ["fedavg"], DESIGN, 0.002)
-    text = page({**found, "title": "A & B", "new_size": 100, "refused": {"small": "expected at least 30 patients"}})
-    assert text.count("break-before: page") >= sites
-    assert "<b>site" not in text and "A &amp; B" in text and "small: expected at least 30" in text
-
-
-def test_the_own_model_is_the_better_of_two():
-    rng = np.random.default_rng(0)
-    x = rng.normal(size=(400, 3))
-    line, corner = (rng.random(400) < expit(2 * x[:, 0])), (x[:, 0] * x[:, 1] > 0) ^ (rng.random(400) < 0.05)
-    for y, kind in ((line, "regression"), (corner, "trees")):
-        risks, found = own_risks(x[:300], y[:300].astype(float), x[300:])
-        assert found == kind
-        assert ((risks - y[300:]) ** 2).mean() < 0.2
-    assert own_risks(x[:30], np.array([1.0] * 2 + [0.0] * 28), x[:5])[1] == "regression"
-
-
-def test_own_class_shares_are_bayes_theorem_and_change_nothing_where_they_are_the_federations():
-    config = on_fold(make_config("fedavg", "heart:full"), "all")
-    parts = build_parts(config, at_site=True)
-    odds, label = federation_odds(parts, config, 1), config.method
-    everybody = np.concatenate([everyone(parts.task.site_data(site)).labels.numpy() for site in parts.task.sites()])
-    assert odds == pytest.approx(np.log(everybody.mean() / (1 - everybody.mean())))
-    logits, alike = np.linspace(-2, 2, len(everybody)), everybody.astype(float)
-    assert moved(parts, config, label, logits, alike, odds)[label + SHARES] == pytest.approx(0, abs=1e-12)
-    assert label + SHARES not in moved(parts, config, label, logits, alike)
-    # features that say the same of each class, and a hospital with more of the event
-    share, ratio, labels = everybody.mean(), np.exp(logits), np.array([1.0] * 30 + [0.0] * 10)
-    by = moved(parts, config, label, np.linspace(-1, 1, 40), labels, odds)[label + SHARES]
-    pooled, bayes = share * ratio / (share * ratio + 1 - share), 0.75 * ratio / (0.75 * ratio + 0.25)
-    assert expit(np.log(pooled / (1 - pooled)) + by) == pytest.approx(bayes) and by == log_odds(labels) - odds
-
-
-def test_shares_are_a_candidate(tmp_path):
-    question = Question(("fedavg",), "heart:full", Design(2, 1), choices={"rounds": 1}, shares=True)
-    found = measure_join(question, tmp_path)
-    assert list(found["weights"]) == ["fedavg", "fedavg + intercept", "fedavg" + SHARES]
+        assert Question("heart", labels, choices={"values": values}).privacy() == kept
 
 
 JOIN = ["join", "fedavg", "ditto", "--task", "heart:full", "--folds", "2", "--repeats", "1", "--rounds", "2"]
 
 
-def run(arguments: list[str]) -> int:
+def run(*arguments) -> int:
     with pytest.raises(SystemExit) as ended:
-        main(arguments)
+        main([str(one) for one in arguments])
     return int(ended.value.code or 0)
 
 
-def test_the_command_answers_every_hospital_and_goes_on_where_it_was_stopped(tmp_path, capsys):
+@pytest.fixture(scope="module")
+def joined(tmp_path_factory):
+    """A decision on heart with two methods beside it."""
+    folder = tmp_path_factory.mktemp("joined") / "join"
+    options = {"rounds": 2, "folds": 2, "repeats": 2, "progress": False}
+    return decide("heart:full", ["fedavg", "ditto"], out=folder, **options), folder
+
+
+def test_a_decision_in_python_is_a_table(joined):
+    table, folder = joined
+    found = json.loads((folder / "decision.json").read_text())
+    assert list(table.index) == ["Cleveland", "Hungary", "Switzerland", "VA"]
+    assert table["patients"].sum() == 920 and table["U"].notna().all() and table["share"].between(0, 1).all()
+    assert table.attrs["decision"]["sites"] == found["sites"] and found["pooled"]
+    for label in ("fedavg", "ditto"):
+        rows = found["methods"][label]["sites"]
+        assert table.loc["VA", label] == rows["VA"]["value"] and rows["VA"]["low"] < rows["VA"]["high"]
+        assert {"mean", "low", "high"} == set(found["methods"][label]["average"])
+    groups = found["methods"]["fedavg"]["sites"]["Cleveland"]["groups"]
+    assert {"sex=female", "sex=male"} <= set(groups) and min(one["n"] for one in groups.values()) >= 30
+
+
+def test_the_command_goes_on_where_it_was_stopped(tmp_path, capsys):
     out = tmp_path / "join"
-    arguments = [*JOIN, "--workers", "1", "--out", str(out)]
-    assert run(arguments) == 0
-    first, said = json.loads((out / "join.json").read_text()), capsys.readouterr()
-    assert list(first["sites"]) == ["Cleveland", "Hungary", "Switzerland", "VA"]
-    assert list(first["weights"]) == ["fedavg", "fedavg + intercept", "ditto"]
-    assert "Switzerland: " in said.out and "4 federated trainings" in " ".join(said.err.split())
-    assert sum(row["n"] for row in first["sites"].values()) == 920
-    assert {row["by"] for row in first["sites"].values()} == {"regression"}
-    assert first["not_validated"] == [] and set(first["decision"]["sites"]) == set(first["sites"])
-    assert "Alone, use, or join:" in said.out and "Alone, use, or join" in (out / "join.html").read_text()
+    arguments = [*JOIN, "--workers", "1", "--out", out]
+    assert run(*arguments) == 0
+    first, said = json.loads((out / "decision.json").read_text()), capsys.readouterr()
+    assert "4 federated trainings" in " ".join(said.err.split()) and "ditto at VA: " in said.out
+    assert "Cleveland (n 303): " in said.out and f"page: {out / 'join.html'}" in said.out
     removed = next(path for path in out.iterdir() if path.name.startswith("ditto-fold1"))
     (removed / "model.safetensors").unlink()
     (removed / "report.json").unlink()
-    assert run(arguments) == 0
-    assert json.loads((out / "join.json").read_text()) == first
+    assert run(*arguments) == 0
+    assert json.loads((out / "decision.json").read_text()) == first
     assert "finished before, reused" in capsys.readouterr().err
-    assert not list(out.rglob("report.html")) and run(["verify", str(removed)]) == 0
-    assert run(["report", str(removed)]) == 0 and (removed / "report.html").is_file()
-    assert run(["verify", str(removed)]) == 0
+    assert not list(removed.rglob("report.html")) and run("verify", removed) == 0
+    assert run("report", removed) == 0 and run("verify", removed) == 0
     (removed / "report.html").unlink()
     assert not is_complete(removed)  # its log records a page now
 
 
 @each(
     "change, words",
-    [
-        (["--no-harm", "much"], "expected strict or a loss"),
-        (["--no-harm", "nan"], "expected strict or a loss"),
-        (["--folds", "1"], "--folds"),
-        (["--task", "ctg"], "expected a task of two classes"),
-    ],
+    [(["--folds", "1"], "--folds"), (["--task", "ctg"], "two classes"), (["--secure"], "expected no METHOD")],
 )
 def test_what_cannot_be_asked_is_refused_before_anything_runs(change, words, tmp_path, capsys):
-    assert run([*JOIN, "--out", str(tmp_path / "new"), *change]) == 2
+    assert run(*JOIN, "--out", tmp_path / "new", *change) == 2
     assert words in capsys.readouterr().err
     assert not (tmp_path / "new").exists()
 
 
 @each("method", ["solo", "fedbn"])
 def test_a_method_without_one_shared_model_is_refused(method, tmp_path, capsys):
-    arguments = ["join", method, *JOIN[3:], "--out", str(tmp_path / "new")]
-    assert run(arguments) in (1, 2)
+    assert run("join", method, *JOIN[3:], "--out", tmp_path / "new") in (1, 2)
     assert capsys.readouterr().err.startswith("fairflare: ")
+
+
+def test_federations_of_other_data_or_one_name_are_no_candidates(tmp_path):
+    with pytest.raises(UserError, match="different names"):
+        decide("heart:full", ["fedavg", "fedavg"], out=tmp_path / "j")
+    assert not (tmp_path / "j").exists()
+
+
+# The sheet of each hospital, and the model to use.
+
+
+@pytest.fixture(scope="module")
+def patients(tmp_path_factory):
+    """New patients of the task as a file, by their values before scaling where there are such; random ones else."""
+    task, rng = tasks.load("heart", "full"), np.random.default_rng(0)
+    inputs, path = task.table_inputs(), tmp_path_factory.mktemp("new") / "new.csv"
+    ranges = {"age": (40, 80), "trestbps": (100, 170), "chol": (150, 300), "thalach": (90, 180), "oldpeak": (0, 3)}
+    rows = []
+    for _ in range(40):
+        cells = [
+            str(rng.choice(inputs.known[c])) if c in inputs.known else f"{rng.uniform(*ranges.get(c, (0, 3))):.0f}"
+            for c in inputs.columns
+        ]
+        rows.append(",".join([*cells, str(rng.choice(task.classes))]))
+    path.write_text("\n".join([",".join([*inputs.columns, "label"]), *rows]) + "\n")
+    return path
+
+
+def mixed(folder, share, target):
+    """A copy of VA's mix with another share."""
+    shutil.copytree(folder / "models" / "VA", target)
+    numbers = read_tensors(target / NUMBERS)
+    numbers["share"].fill_(share)
+    save_tensors(target / NUMBERS, numbers)
+    save_json(target / MIX, json.loads((target / MIX).read_text()) | {"model_sha256": model_hash(numbers)})
+    return target
+
+
+def test_a_mix_is_the_weighted_mean_of_own_and_member_model(joined, tmp_path):
+    table, folder = joined
+    assert float(open_mix(folder / "models" / "VA").network.share) == pytest.approx(table.loc["VA", "share"])
+    opened = open_mix(mixed(folder, 0.25, tmp_path / "VA"), "VA")
+    x = torch.randn(50, opened.network.coefficients.shape[1] - 1)
+    risks = opened.network.risks(x)
+    assert opened.whose == "mix" and not risks[:, 0].eq(risks[:, 1]).all()
+    assert torch.allclose(opened.network(x).softmax(1)[:, 1], 0.75 * risks[:, 0] + 0.25 * risks[:, 1], atol=1e-8)
+    assert (OWN, MEMBER) == ("own", "member") and "75% own" in opened.remarks[0]
+
+
+def test_a_mix_predicts_is_evaluated_exported_and_monitored(joined, patients, tmp_path, capsys):
+    mix = mixed(joined[1], 0.5, tmp_path / "VA")
+    assert run("predict", mix, patients, "--out", tmp_path / "p") == 0
+    table = np.genfromtxt(tmp_path / "p" / "predictions.csv", delimiter=",", skip_header=1, usecols=3)
+    told = monitored(mix, patients)
+    assert np.allclose(table, [used for _, _, used in told], atol=1e-6)
+    assert run("evaluate", mix, patients, "--out", tmp_path / "e") == 0
+    brier = json.loads((tmp_path / "e" / "evaluation.json").read_text())["sites"]["new"]["calibration"]["brier"]
+    assert brier["value"] == pytest.approx(np.mean([(y - used) ** 2 for y, _, used in told]), abs=1e-4)
+    assert run("export-model", mix, "--format", "torchscript", "--out", tmp_path / "x") == 0
+    assert "50% own" in (tmp_path / "x" / "README.md").read_text()
+    state = tmp_path / "state.json"
+    assert run("monitor", mix, patients, "--state", state) == run("monitor", mix, patients, "--state", state) == 0
+    assert json.loads(state.read_text())["certificate"]["cases"] == len(told)
+    capsys.readouterr()
+    for wrong in (
+        ("evaluate", mix, patients, "--split", "test"),
+        ("monitor", mix, patients, "--own", "a"),
+        ("predict", mix, patients, "--site", "Cleveland"),
+        ("predict", mix, patients, "--which", "best"),
+        ("export-model", mix, "--format", "bundle", "--out", tmp_path / "b"),
+    ):
+        assert run(*wrong) == 2
+        assert capsys.readouterr().err.startswith("fairflare: ")
+
+
+@each(
+    "content, tensors, words",
+    [
+        (lambda c: c.update(more=1), None, "expected keys"),
+        (lambda c: c.update(event=2), None, "event: expected"),
+        (lambda c: c.update(format=1), None, "format: expected"),
+        (lambda c: c.update(about=[]), None, "about: expected"),
+        (lambda c: c.update(model_sha256="0" * 64), None, "SHA-256"),
+        (None, lambda t: t.pop("share"), "does not fit"),
+        (None, lambda t: t.update(coefficients=t["coefficients"][:, 1:].clone()), "does not fit"),
+        (None, lambda t: t["coefficients"].add_(1), "SHA-256"),
+        (None, lambda t: t["share"].fill_(1.5), "share: expected"),
+        (None, lambda t: t["share"].fill_(float("nan")), "not finite"),
+    ],
+)
+def test_a_mix_that_is_not_whole_is_refused(content, tensors, words, joined, tmp_path):
+    place = tmp_path / "VA"
+    shutil.copytree(joined[1] / "models" / "VA", place)
+    if content:
+        found = json.loads((place / MIX).read_text())
+        content(found)
+        save_json(place / MIX, found)
+    if tensors:
+        numbers = read_tensors(place / NUMBERS)
+        tensors(numbers)
+        save_tensors(place / NUMBERS, numbers)
+    with pytest.raises(UserError, match=words):
+        open_model(place)

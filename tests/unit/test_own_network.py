@@ -11,11 +11,11 @@ import torch
 
 from cases import each
 from fairflare.core.errors import UserError
+from fairflare.decision.sums import Plan
 from fairflare.engine.setup.config import make_config
 from fairflare.engine.setup.parts import build_parts
-from fairflare.functional.decision import Design
 from fairflare.studies import candidates
-from fairflare.studies.join import Question, measure_join
+from fairflare.studies.join import Question, measure
 
 SMALL = {"n_sites": 4, "images_per_site": 120, "test_images": 20, "site_test_images": 0}
 
@@ -50,12 +50,12 @@ def test_the_best_epoch_and_rate_are_taken(losses, epochs, site, monkeypatch):
 @each("task, event, words", [("digits:small", "", "--event CLASS"), ("digits:small", "eleven", "expected one of 0, 1")])
 def test_several_classes_need_one_that_is_asked_for(task, event, words, tmp_path):
     with pytest.raises(UserError, match=words):
-        measure_join(Question(("fedavg",), task, Design(2, 1), event=event), tmp_path)
+        measure(Question(task, ("fedavg",), Plan(2, 1), event=event), tmp_path)
 
 
 @pytest.mark.slow
 def test_a_join_on_images_answers_for_one_class(tmp_path):
-    question = Question(("fedavg",), "digits:small", Design(2, 1), choices={"rounds": 1, "values": SMALL}, event="8")
-    found = measure_join(question, tmp_path)
-    assert {row["by"] for row in found["sites"].values()} | {"outcomes"} == {"outcomes"}
-    assert found["event"] == "8" and all(kinds == {"network": 2} for kinds in found["own_models"].values())
+    choices = {"rounds": 1, "values": SMALL}
+    found = measure(Question("digits:small", ("fedavg",), Plan(2, 1), choices=choices, event="8"), tmp_path)
+    rows = found["methods"]["fedavg"]["sites"]
+    assert rows and found["score"] == "brier" and all(row["low"] < row["high"] for row in rows.values())

@@ -2,9 +2,6 @@
 """Several rows of a patient lie in one split, fold and part of a cross-validation, and are one term of a variance."""
 
 import json
-import runpy
-import sys
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -18,6 +15,8 @@ from fairflare.core.findings import Finding
 from fairflare.data.readers.datalist import PATIENTS, Item, attribute_columns
 from fairflare.data.readers.datalist import patients_of as datalist_patients
 from fairflare.data.site_config import SiteConfig
+from fairflare.decision.estimands import loss_difference, mean_over_patients
+from fairflare.decision.regression import Hospital
 from fairflare.engine.after.base import Shape
 from fairflare.engine.after.conformal import Conformal
 from fairflare.engine.after.recalibrate import Recalibrate
@@ -27,9 +26,7 @@ from fairflare.engine.evaluation import Cases, over_patients
 from fairflare.engine.exchanges.after import AfterAtSite
 from fairflare.engine.preflight import Statement, refusal, too_small
 from fairflare.engine.setup import tasks
-from fairflare.functional import decision
-from fairflare.functional.decision import Design, brier_benefit, by_patient, own_model
-from fairflare.functional.exchange import Deployed, Hospital, row_of
+from fairflare.functional.decision import by_patient
 from fairflare.functional.intervals import (
     effective,
     of_auc,
@@ -42,7 +39,6 @@ from fairflare.functional.intervals import (
 from fairflare.functional.survival import concordance_error
 from fairflare.inference.frames import metric_frame
 from fairflare.inference.monitor import patients_of
-from fairflare.report.join import OutOfFold
 from fairflare.studies.candidates import own_log_risks
 from fairflare.tasks.folds import dealt, everyone, folded, untestable
 from fairflare.tasks.kinds.own import _split
@@ -85,35 +81,22 @@ def test_a_variance_is_that_of_patients():
     assert each.mean(axis=1) == pytest.approx(values.mean(axis=1))
     assert each.var(axis=1, ddof=1) / 60 == pytest.approx(expected)
     labels, own, other = (RNG.random(60) < 0.5).astype(float), RNG.random((2, 60)), RNG.random((2, 60))
-    once, design = brier_benefit(labels, own, other, Design(2, 2)), Design(2, 2)
+    once = mean_over_patients(loss_difference(labels, own, other), Hospital.of(np.ones((60, 1)), labels), 1.75)
     copied = [np.repeat(one, 3, axis=-1) for one in (labels, own, other)]
-    assert brier_benefit(*copied, design, np.repeat(np.arange(60), 3)) == pytest.approx(once)
-    assert brier_benefit(labels, own, other, design, np.arange(60)) == pytest.approx(once)
-    row, risks = row_of(np.stack([labels] * 2), np.stack([own, other])), np.stack(copied[1:])
-    again = row_of(np.stack([copied[0]] * 2), risks, np.stack([np.repeat(np.arange(60), 3)] * 2))
-    assert again.n == row.n == 60 and again.numbers() == pytest.approx(row.numbers())
-
-
-def test_a_hospital_with_repeat_visits_is_told_by_outcomes():
-    patients = visits(40)
-    labels, risks = (RNG.random(len(patients)) < 0.5).astype(float), RNG.random((2, 1, len(patients)))
-    deployed = Deployed(np.ones((len(patients), 2)), labels, risks[:, 0])
-    one = OutOfFold(labels, risks, deployed, patients=patients)
-    assert one.n == one.at_hand().row.n == 40 and one.at_hand().deployed is None
-    assert Hospital(labels[None], risks, deployed).deployed is deployed
+    whose = Hospital.of(np.ones((180, 1)), copied[0], np.repeat(np.arange(60), 3))
+    again = mean_over_patients(loss_difference(*copied), whose, 1.75)
+    assert again.n == once.n == 60
+    assert (again.value, again.variance) == pytest.approx((once.value, once.variance))
 
 
 def test_an_own_model_is_chosen_by_patients_that_it_has_not_seen():
-    """Trees that know each patient again win where visits of one patient are on both sides."""
+    """Noise gets a larger penalty where visits of one patient are on one side."""
     rng = np.random.default_rng(1)
     patients = np.repeat(np.arange(60), 6)
-    x, y = rng.normal(size=(60, 8))[patients], (rng.random(60) < 0.5).astype(float)[patients]
-    assert own_model(x, y)[1] == decision.TREES
-    assert own_model(x, y, patients)[1] == decision.REGRESSION
-    assert own_model(x, y, np.arange(len(y)))[1] == decision.TREES
+    x = rng.normal(size=(60, 8))[patients]
     times = np.stack([rng.exponential(size=60)[patients], np.ones(len(patients))], axis=1)
     by_row, by_patients = (np.abs(own_log_risks(x, times, x, one)).max() for one in (None, patients))
-    assert by_patients < by_row, "noise gets a larger penalty"
+    assert by_patients < by_row
 
 
 @pytest.fixture
@@ -146,8 +129,9 @@ def test_patients_are_known_from_init_to_the_answer(hospitals, capsys):
     assert written.groupby("patient")["split"].nunique().max() == 1
     out = hospitals / "join"
     call("join", "fedavg", "--data", hospitals, "--rounds", 1, "--folds", 2, "--repeats", 1, "--out", out)
-    found = json.loads((out / "join.json").read_text())["sites"]
-    assert {site: (row["n"], row["by"]) for site, row in found.items()} == dict.fromkeys("abcd", (50, "outcomes"))
+    found = json.loads((out / "decision.json").read_text())["sites"]
+    told = {site: (row["patients"], row["question_1_by"]) for site, row in found.items()}
+    assert told == dict.fromkeys("abcd", (50, "outcomes"))
 
 
 def table_of(folder, **columns):
@@ -309,9 +293,9 @@ def test_a_tiny_hospital_stops_nobody_and_is_told_nothing(with_tiny):
     assert not (with_tiny / "fairflare" / "one.csv").exists() and (with_tiny / "fairflare" / "six.csv").is_file()
     join = ("join", "glm", "--data", with_tiny, "--rounds", 2, "--folds", 2, "--repeats", 1, "--out", with_tiny / "j")
     call(*join)
-    found = json.loads((with_tiny / "j" / "join.json").read_text())
-    assert sorted(found["sites"]) == [*"abcd"]
-    assert found["refused"] == {"six": "too few patients to tell, expected at least 30"}
+    found = json.loads((with_tiny / "j" / "decision.json").read_text())
+    assert sorted(found["methods"]["glm"]["sites"]) == [*"abcd"]
+    assert found["sites"]["six"]["sentence"].startswith("too few patients to tell")
     call("run", "glm", "--data", with_tiny, "--rounds", 2, "--no-solo", "--out", with_tiny / "g")
     told = next(one for one in verify(with_tiny / "g" / "audit.jsonl") if one["event"] == "evaluation")
     assert {*told["sites"]} == {*"abcd"} and told["rejected"]["six"]["code"] == "preflight"
@@ -352,21 +336,6 @@ def test_a_frames_intervals_are_of_patients():
     assert (width[0] > 1.5 * width[1]).all() and (frames[0]["value"] == frames[1]["value"]).all()
     with pytest.raises(UserError, match="patients: expected 240 values"):
         metric_frame(y, risk, patients=whose[:9])
-
-
-@pytest.mark.slow
-def test_joins_intervals_hold_by_patient_and_fail_by_row(monkeypatch):
-    """Four of the federations of docs/benchmarks/join-visits.csv, which the file repeats."""
-    folder = Path(__file__).parents[2]
-    monkeypatch.setattr(sys, "path", [str(folder / "benchmarks"), *sys.path])
-    made = runpy.run_path(str(folder / "benchmarks" / "coverage.py"))
-    found = pd.DataFrame([row for number in range(4) for row in made["federation"](0, number, 1.0)])
-    known = pd.read_csv(folder / "docs" / "benchmarks" / "join-visits.csv")
-    known = known[(known["kept"] == 1) & (known["federation"] < 4)]
-    assert found["held"].tolist() == known["held"].tolist()
-    share = found.groupby("arm")[["held", "hospitals"]].sum()
-    held = share["held"] / share["hospitals"]
-    assert held["patient"] > 0.9 and max(held["row"], held["row, outcomes"]) < 0.85, held
 
 
 def test_patients_of_data_that_a_function_builds_are_known():

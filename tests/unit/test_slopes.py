@@ -9,7 +9,7 @@ from scipy import optimize
 from scipy.special import expit
 
 from fairflare.functional import slopes
-from fairflare.functional.decision import Design, Normals
+from fairflare.functional.decision import Normals
 from fairflare.functional.slopes import Others
 
 
@@ -93,10 +93,9 @@ def test_deviations_are_widened_and_patients_out_of_fold_move():
     part = slopes.Regressed(0.01, Normals(np.array([0.5, 0.5]), np.array([0.6, 1.0]), np.array([0.2, 0.1])))
     wide = part.widened().of
     assert (wide.mean, wide.sd) == pytest.approx((part.of.mean, slopes.WIDER * part.of.sd))
-    design = Design()
     rights = [slopes.Right(100, 0.3, 0.05, 0.01)] * 10
-    shift, variance = slopes.misfit(sum(slopes.misfit_terms(one, part.of.mean, design) for one in rights))
-    precision = 10 / (design.factor * 0.05)
+    shift, variance = slopes.misfit(sum(slopes.misfit_terms(one, part.of.mean, 1.75) for one in rights))
+    precision = 10 / (1.75 * 0.05)
     assert shift == pytest.approx(-0.5 * precision / (precision + 0.15**-2))
     assert variance == pytest.approx(1 / (precision + 0.15**-2))
     assert slopes.misfit(np.zeros(2)) == pytest.approx((0.0, 0.15**2))

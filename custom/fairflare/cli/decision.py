@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Commands about the decision to join: ``join`` before it, ``sheet`` for who decides, ``monitor`` after it."""
+"""Commands about the decision to join: ``join`` before it, ``join-sheet`` for who decides, ``monitor`` after it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from fairflare.cli import console
 from fairflare.cli.choices import choices_options, run_options
 from fairflare.cli.options import PATH, Told, as_json, grid_options, option
 from fairflare.studies.labels import comparison_name
@@ -35,19 +34,8 @@ def threshold_options(command: Callable[..., Any]) -> Callable[..., Any]:
     )(worthwhile(command))
 
 
-DECIDE, DATA_ONLY = "decide", "fedavg"
-"""The word for no METHOD, and the method whose configuration then says which data."""
-
-
-def as_margin(ctx: click.Context, param: click.Parameter, value: str) -> float:
-    """0 for "strict", or a loss in [0, 0.1]."""
-    try:
-        found = 0.0 if value == "strict" else float(value)
-    except ValueError:
-        found = -1.0
-    if not 0 <= found <= 0.1:
-        raise click.BadParameter(f"expected strict or a loss from 0 to 0.1, got {value[:40]!r}", ctx, param)
-    return found
+DECIDE = "decide"
+"""The word for no METHOD."""
 
 
 @click.command()
@@ -57,27 +45,11 @@ def as_margin(ctx: click.Context, param: click.Parameter, value: str) -> float:
 @click.option("--secure", is_flag=True, help="Sites send sums in secret alone; each hospital makes its own answer.")
 @click.option("--export", type=PATH, metavar="DIR", help="Write the FLARE job to DIR, and run nothing.")
 @option("--folds", type=click.IntRange(2, 20), default=5, metavar="K", help="Folds.")
-@option("--repeats", type=click.IntRange(1, 20), default=3, metavar="R", help="Deals of folds.")
-@option(
-    "--no-harm",
-    "margin",
-    default="0.002",
-    metavar="strict|LOSS",
-    callback=as_margin,
-    help="What a mix of models may lose, with probability .05 at most.",
-)
-@option(
-    "--new-size",
-    type=click.IntRange(30, 100_000),
-    default=100,
-    metavar="N",
-    help="Patients of a hospital that is not in yet, for which a forecast is given.",
-)
+@option("--repeats", type=click.IntRange(1, 50), metavar="R", help="Deals of folds: 10, with METHODs 3.")
 @click.option(
     "--event", default="", metavar="CLASS", help="The class whose risk is asked for, of a task with more than two."
 )
 @threshold_options
-@click.option("--class-shares", "shares", is_flag=True, help="A shared model counts with own class shares, too.")
 @option("--seed", type=int, default=0, help="Of the initial models and all local work.")
 @grid_options
 def join(
@@ -86,6 +58,7 @@ def join(
     choices: dict[str, Any],
     folds: int,
     repeats: int | None,
+    event: str,
     threshold: float | None,
     worthwhile: float,
     seed: int,
@@ -96,76 +69,66 @@ def join(
     out: Path | None,
     force: bool,
     workers: Workers | None,
-    **asked: Any,
 ) -> Told | None:
-    """Alone, use, or join: what should each hospital do, and which METHOD's model is best for it?
+    """Alone, use, or join: what should each hospital do, and what does METHOD's model bring it?
 
     `decide`, or no METHOD, needs one federated regression on a table of two classes. For every hospital it compares its
     own model, the others' model with its own calibration (use) and the model of all (join). docs/decision.md
 
-    With METHODs their models are compared with the own one, too.
+    With METHODs their models are compared with the own one, too. Every patient is tested by models that never saw this
+    patient: for each fold the federation trains without it. Finished runs found in --out are reused.
 
-    Every patient is tested by models that never saw this patient: for each fold the federation trains without it. The
-    own model is the better of penalised regression and boosted trees on the hospital's table. Finished runs found in
-    --out are reused, so that an interrupted measurement goes on where it stopped. docs/join.md
-
-    With --env sim, poc or prod, and with --secure, it is one FLARE job: risks stay at the sites, which send a few means
-    over all their patients, or with --secure sums over sites alone.
+    With --env sim, poc or prod, --secure or --export, the decision is one FLARE job: rows stay at the sites, which send
+    sums over their patients and their answer's numbers, or with --secure sums in secret alone.
     """
-    from fairflare.functional.decision import Design
-    from fairflare.studies.join import Question, measure_decision, measure_join
+    from fairflare.decision.study import lines
+    from fairflare.decision.sums import Plan
+    from fairflare.studies.join import Question, job_of, measure, measure_by_job
 
-    if alone := methods in ((), (DECIDE,)):
-        methods = (DATA_ONLY,)
-    question = Question(
-        methods, task, Design(folds, repeats or (10 if alone else 3)), seed=seed, choices=choices, **asked
-    )
-    if not alone and (threshold is not None or worthwhile):
-        raise click.UsageError("--threshold and --worthwhile: expected `fairflare join decide`, without a METHOD")
+    methods = () if methods == (DECIDE,) else methods
+    plan = Plan(folds, repeats or (3 if methods else 10), threshold, worthwhile)
+    question = Question(task, methods, plan, seed, choices, event=event)
     folder = out or Path("runs") / comparison_name(task, {**choices, "seed": seed, "by": methods}, "join")
-    if alone:
-        from fairflare.decision.study import lines
+    if export:
+        from fairflare.cli.jobs import export_job
 
-        if export or secure or env != "local":
-            raise click.UsageError(
-                "join decide: expected patients on this machine; --env, --secure and --export need a METHOD"
-            )
-        found = measure_decision(question, folder, threshold=threshold, worthwhile=worthwhile)
-        return found, "\n".join([*lines(found), f"page: {folder / 'join.html'}"])
-    if export or secure or env != "local":
-        from fairflare.studies.join_job import job_of, join_by_job
-
-        config = job_of(question, secure=secure)
-        if export:
-            from fairflare.cli.jobs import export_job
-
-            export_job(config, export, name=None, simulation=env == "sim", force=force)
-            return None
-        found = join_by_job(config, folder, env=env, deployment=deployment, force=force)
+        export_job(job_of(question, secure=secure), export, name=None, simulation=env == "sim", force=force)
+        return None
+    if secure or env != "local":
+        where = {"env": env, "deployment": deployment, "secure": secure}
+        found = measure_by_job(question, folder, force=force, **where)
     else:
-        found = measure_join(question, folder, force=force, workers=workers)
-    said = [f"{site}: {row['answer']}" for site, row in found["sites"].items()]
-    said += [f"{site}: not answered: {why}" for site, why in found["refused"].items()]
-    if "decision" in found:
-        from fairflare.decision.study import lines
-
-        said = ["Alone, use, or join:", *lines(found["decision"]), "Methods:", *said]
+        found = measure(question, folder, force=force, workers=workers)
+    said = lines(found) if found.get("averages") is not None else []
+    for label, of in found.get("methods", {}).items():
+        said += [f"{label} at {site}: {row['verdict']} ({_gain(row)})" for site, row in of["sites"].items()]
     if secure:
-        said.append("each hospital's own answer lies at its site, in SITE.join.json: fairflare join-sheet FILE")
+        said.append("each hospital's answer lies at its site, in SITE.decision.json: fairflare join-sheet FILE")
     said.append(f"page: {folder / 'join.html'}")
     said += [f"sheets: {folder / 'sheets'}"] if (folder / "sheets").is_dir() else []
     return found, "\n".join(said)
 
 
-@click.command("join-sheet")
-@click.argument("file", type=PATH)
-def join_sheet(file: Path) -> None:
-    """Show a hospital its own answer from FILE, which its site has kept of a join: SITE.join.json. docs/join.md"""
-    from fairflare.studies.join_job import sheet
+def _gain(row: Any) -> str:
+    """In thousandths of the score."""
+    return f"{1e3 * row['value']:+.1f} [{1e3 * row['low']:+.1f}, {1e3 * row['high']:+.1f}] thousandths"
 
-    words, target = sheet(file)
-    console.say(words)
-    console.say(f"page: {target}")
+
+@click.command("join-sheet")
+@click.argument("place", type=PATH, metavar="FOLDER|FILE")
+@click.option("--site", "sites", multiple=True, metavar="NAME", help="A hospital; repeat for more. All by default.")
+@option("--language", type=click.Choice(["en", "de", "fr", "es"]), default="en", help="Of the sheet's texts.")
+@as_json
+def join_sheet(place: Path, sites: tuple[str, ...], language: str) -> Told:
+    """Write decision sheets, a page of A4 for each hospital: of the join in FOLDER, or from FILE, which a site keeps.
+
+    Both answers with their intervals, what to do, what could go wrong, what leaves, and lines to sign. FILE is
+    SITE.decision.json. docs/decision.md
+    """
+    from fairflare.studies.join import sheets_of
+
+    pages = [str(path) for path in sheets_of(place, sites, language)]
+    return {"pages": pages}, "\n".join(pages)
 
 
 @click.command("join-forecast")
@@ -187,41 +150,6 @@ def join_forecast(question: Path, table: Path, threshold: float | None, worthwhi
 
 
 @click.command()
-@click.argument("folder", type=PATH)
-@click.option("--site", "sites", multiple=True, metavar="NAME", help="A hospital; repeat for more. All by default.")
-@option("--language", type=click.Choice(["en", "de", "fr"]), default="en", help="Of the sheet's texts.")
-@as_json
-def sheet(folder: Path, sites: tuple[str, ...], language: str) -> Told:
-    """Write the decision sheets of the join in FOLDER: a page for each hospital, to print, and the same as JSON.
-
-    What was asked, who took part, the answer with its interval, what could go wrong, what leaves the hospital, and how
-    to withdraw. docs/join.md
-    """
-    from fairflare.studies.joined import sheets_of
-
-    pages = [str(path) for path in sheets_of(folder, sites, language)]
-    return {"pages": pages}, "\n".join(pages)
-
-
-@click.command()
-@click.argument("folder", type=PATH, metavar="JOIN_FOLDER")
-@grid_options
-def combine(folder: Path, out: Path | None, **how: Any) -> Told:
-    """Write for every hospital of a finished join its own model mixed with the candidates, as join found it safe.
-
-    The candidates and the own models are trained once more, on all patients. DIR/HOSPITAL is a model that `predict`,
-    `evaluate`, `export-model` and `monitor` take. docs/join.md
-    """
-    from fairflare.studies.candidates import combine
-
-    place = out or Path(f"{folder.resolve().name}-mixes")
-    weights = combine(folder, place, **how)
-    parts = {site: [f"{weight:.0%} {name}" for name, weight in each.items()] for site, each in weights.items()}
-    said = [f"{site}: {', '.join(each)}" for site, each in parts.items()]
-    return {"folder": str(place), "weights": weights}, "\n".join([*said, f"a model for each hospital: {place}"])
-
-
-@click.command()
 @click.argument("places", type=PATH, nargs=-1, required=True, metavar="[MIX] TABLE")
 @click.option(
     "--state", type=PATH, metavar="FILE", help="Where the sums are kept; TABLE with .monitor.json by default."
@@ -238,7 +166,7 @@ def monitor(
 
     TABLE holds patients in the order in which outcomes became known; rows are added at its end. Of rows with the same
     patient or patient_id the first counts. With a MIX,
-    the folder that `combine` wrote for the hospital, it holds what the model takes, and the label; without one it holds
+    a hospital's folder in `models` of a join, it holds what the model takes, and the label; without one it holds
     both models' risks. However often it is looked at, at most 5 % of the hospitals are told something false.
     docs/join.md
     """

@@ -31,14 +31,12 @@ from fairflare.engine.audit import CANONICAL
 from fairflare.engine.files import LOCAL_FINDINGS, LOCAL_LOG, read_json
 from fairflare.engine.setup import tasks
 from fairflare.engine.setup.config import RunConfig
-from fairflare.engine.setup.join_plan import plan_of
 from fairflare.engine.setup.method_parts import NO_STEP
 from fairflare.engine.setup.parts import build_parts
 from fairflare.flare.paths import SITES, STATE, unescaped
 from fairflare.flare.site_policy import EXECUTOR, Policy, check_app
 from fairflare.flare.site_policy import FILES as POLICY_FILES
 from fairflare.flare.staging import APPS, SIDES
-from fairflare.functional.exchange import LEAST_PATIENTS, many, many_by_regression
 from fairflare.inference.atomic_output import replaced
 from fairflare.privacy.schemes import NONE, SITE_CONTEXT
 from fairflare.studies import display
@@ -372,28 +370,8 @@ def _leaves(config: RunConfig | None) -> list[dict[str, str]]:
     """The fields of the site's answers in this run, and the numbers of the method's parts."""
     if config is None:
         return leaving("", secure=False, after=True, solo=True)
-    if config.join:
-        return list(_leaves_of_join(config))
     secure = config.secure_sum != NONE
     return leaving(config.method, secure=secure, after=config.after != NO_STEP, solo=config.solo)
-
-
-def _leaves_of_join(config: RunConfig) -> Iterator[dict[str, str]]:
-    """The same of a join: what each of its federations trains with, and no metric; then numbers over all patients."""
-    plan = plan_of(config)
-    for run in plan.runs.values():
-        for one in _leaves(run):
-            if one["name"] not in ("metrics", "personal", "clinical"):
-                yield {**one, "meaning": f"{run.method}, in each fold: {one['meaning']}"}
-    numbers = "sealed, in sums over hospitals alone" if plan.secure else f"{many(len(plan.names)) + 3} numbers"
-    meaning = f"{numbers}: patients, mean products of errors and of differences between models, second moments; of "
-    meaning += f"{LEAST_PATIENTS} patients or more"
-    if plan.features:
-        least = "" if plan.secure else f" and, of {2 * many_by_regression(len(plan.names))} or more, what it says"
-        meaning += f"; before them the terms of the regression of all hospitals{least}"
-    yield {"name": "sums", "meaning": meaning, "exchanges": "calibrate"}
-    meaning = "findings and versions in preflight; none of any fold"
-    yield {"name": "metrics", "meaning": meaning, "exchanges": "preflight"}
 
 
 def lines(found: Mapping[str, Any]) -> Iterator[str]:

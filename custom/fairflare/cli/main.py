@@ -32,7 +32,7 @@ MISTAKES |= {errno.ENOENT, errno.ENOTDIR, errno.ENXIO, errno.EPERM, errno.EROFS}
 MODULES = {
     "about": "describe list new tasks",
     "data": "fingerprint init plan preflight",
-    "decision": "combine join join-forecast join-sheet monitor sheet",
+    "decision": "join join-forecast join-sheet monitor",
     "folders": "after forget inspect report risk verify watch",
     "model": "evaluate export-model predict",
     "run": "export resume run",
@@ -43,7 +43,7 @@ DAILY = "run compare join predict"
 GROUPS = {
     "data": ("Look at data and prepare them.", "init preflight plan fingerprint"),
     "run": ("Train, and read what came of it.", "resume watch report verify after risk forget"),
-    "join": ("Decide on joining.", "forecast=join-forecast sheet=join-sheet combine"),
+    "join": ("Decide on joining.", "forecast=join-forecast sheet=join-sheet"),
     "use": ("Use a finished run's model.", "predict evaluate export=export-model sheet monitor"),
     "study": ("Compare methods, and see what there is.", "compare list tasks describe new"),
     "job": ("NVIDIA FLARE jobs.", "export inspect"),

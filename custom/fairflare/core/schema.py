@@ -153,9 +153,6 @@ class Instruction:
     counted: int | None = _field(
         "count", "the last round in which the site's answer was accepted, 0: none so far; nothing: not known"
     )
-    phase: int | None = _field(
-        "count", "which of a join's federations or exchanges it is of; nothing: the job has one federation"
-    )
     best: int | None = _field(
         "count", "the round whose model is the best so far, where sites keep personal models; nothing: none is chosen"
     )
@@ -208,12 +205,12 @@ class Answer:
     )  # fmt: skip
     sealed: Any = _field(
         "sealed", "the site's key; its sealed numbers; shares of what masks them", default={},
-        exchanges=("preflight", "calibrate", "sum", "weigh", "reveal"), only_secure=True,
+        exchanges=("preflight", "calibrate", "sum", "weigh", "reveal", FURTHER), only_secure=True,
     )  # fmt: skip
     sums: Any = _field(
-        "sums", "sums over the site's calibration cases: counts per bin, or losses on a grid; in a join means over "
-        "all its patients",
-        exchanges=("calibrate",), secure="hidden",
+        "sums", "sums over the site's calibration cases: counts per bin, or losses on a grid; in a decision whether to "
+        "join parts of sums over all its patients",
+        exchanges=("calibrate", FURTHER), secure="hidden",
     )  # fmt: skip
     adjusted: Any = _field(
         "adjusted", "what recalibration or thresholds came to: the site's parameters, means over its test split",

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The decision of every hospital of one federation, from one training.
+"""A hospital's part in a decision: what it adds to each sum, and the decision that it makes of all of them.
 
 Question 1: is a shared model better than the hospital's own (U and J)? Question 2: if it is, must the hospital join for
 it (D)? U and J share nearly all of their noise, so that D is not read from their two intervals.
@@ -9,14 +9,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 
-from fairflare.decision import regression, validation
+from fairflare.decision import regression, sums, validation
+from fairflare.decision import verdicts as rules
 from fairflare.decision.estimands import Estimate, Folds, estimates, margin, net_benefit_difference
-from fairflare.decision.heterogeneity import MIN_HOSPITALS, WITH_SIZE, Between, between, posteriors
+from fairflare.decision.heterogeneity import Between, size
+from fairflare.decision.mix import NO_MIX, Mix, right_part, safe_mix
 from fairflare.decision.regression import MEMBER, OUTSIDE, OWN, Array, Hospital, Others, Rows, Training
+from fairflare.decision.sums import AVERAGED, CALIBRATION, NET, PLACES, UPPER, Known, Plan, added
 from fairflare.decision.verdicts import (
     JOIN,
     LEVEL,
@@ -24,7 +28,9 @@ from fairflare.decision.verdicts import (
     USE,
     USE_OR_JOIN,
     Distribution,
+    Reason,
     Verdict,
+    powers,
     reversed_slope,
     too_few,
     verdict,
@@ -32,13 +38,14 @@ from fairflare.decision.verdicts import (
 )
 from fairflare.functional import decision as hierarchical
 from fairflare.functional import slopes
-from fairflare.functional.exchange import Deployed, Known, in_place
-from fairflare.functional.exchange import Hospital as OutOfFold
-from fairflare.functional.slopes import sigmoid
+from fairflare.functional.decision import Normals
+from fairflare.functional.slopes import Regressed, Right, sigmoid
 
 NEEDED_NET_BENEFIT = {USE: ("U",), JOIN: ("J",), USE_OR_JOIN: ("U", "J")}
 THRESHOLDS = np.linspace(0.05, 0.95, 19)
 """Of decision curves."""
+REGRESSED = {"U": OUTSIDE, "J": MEMBER}
+"""Estimand that a hospital's regression tells -> the model that it compares with the own one."""
 
 
 @dataclass(frozen=True)
@@ -48,9 +55,9 @@ class Assessment:
     Attributes:
         models: model -> (P,) coefficients as deployed, of all the hospital's patients.
         risks: model -> (R, N) out of fold.
-        estimates: estimand -> estimate from this hospital's own patients.
-        net_benefits: U, J and D in net benefit at the clinic's threshold, if there is one.
+        estimates: estimand -> estimate from this hospital's own patients; in net benefit too, at a threshold.
         outside: (P,) the others' model before any update.
+        calibration: of that model at this hospital, and the same without an update.
         share: the hospital's rows among all.
     """
 
@@ -58,44 +65,276 @@ class Assessment:
     models: Mapping[str, Array]
     risks: Mapping[str, Array]
     estimates: Mapping[str, Estimate]
-    net_benefits: Mapping[str, Estimate]
     outside: Array
+    calibration: validation.Calibration
     share: float
 
 
 @dataclass(frozen=True)
-class Decision:
-    """The answers.
+class Answer:
+    """What one hospital makes of all sums.
 
     Attributes:
-        training: the one federated training.
-        assessments: hospital -> what is estimated there; those with too few patients have none.
-        by_outcomes: estimand -> hospital -> its true value's distribution; posteriors from four hospitals on.
-        by_regression: hospital -> estimand U or J -> its distribution, where it can be had.
-        net_benefits: the same of net benefits.
-        verdicts: hospital -> verdict, of all hospitals.
-        averages: estimand -> mean over hospitals, tau, and a further hospital's value; empty below four hospitals.
-        internal_external: hospital -> calibration of the others' model there, without an update.
+        assessment: None: it has too few patients.
+        by_outcomes: estimand -> its true value's distribution; posteriors from four hospitals on.
+        by_regression: U and J, where they can be read from regressions.
+        columns: as of ``verdicts.never_measured``.
     """
 
-    design: Folds
-    training: Training
-    assessments: Mapping[str, Assessment]
-    by_outcomes: Mapping[str, Mapping[str, Any]]
-    by_regression: Mapping[str, Mapping[str, hierarchical.Normals]]
-    net_benefits: Mapping[str, Mapping[str, Any]]
-    verdicts: Mapping[str, Verdict]
-    averages: Mapping[str, Between] = field(default_factory=dict)
-    internal_external: Mapping[str, validation.Calibration] = field(default_factory=dict)
+    hospital: Hospital
+    verdict: Verdict
+    assessment: Assessment | None = None
+    by_outcomes: Mapping[str, Distribution] = field(default_factory=dict)
+    by_regression: Mapping[str, Normals] = field(default_factory=dict)
+    mix: Mix = NO_MIX
+    columns: Mapping[int, str] | None = None
 
-    def distribution(self, estimand: str, hospital: str) -> Any:
+    def distribution(self, estimand: str) -> Any:
         """As the verdict takes it: by the hospital's regression, else by outcomes."""
-        return self.by_regression.get(hospital, {}).get(estimand, self.by_outcomes[estimand][hospital])
+        return self.by_regression.get(estimand, self.by_outcomes[estimand])
+
+
+@dataclass
+class Site:
+    """A hospital in a decision, with its patients at hand.
+
+    Attributes:
+        folds: (R, N) numbers from 0 to K - 1, all rows of a patient alike; None: nothing is estimated here.
+        columns: as of ``verdicts.never_measured``.
+        trains: whether its rows are in the sums.
+        regression_route: whether U and J are read from its regression where they can be.
+    """
+
+    name: str
+    hospital: Hospital
+    folds: Rows | None
+    columns: Mapping[int, str] | None = None
+    trains: bool = True
+    regression_route: bool = True
+    _own: list[Array] = field(default_factory=list, init=False, repr=False)
+    _regression: list[slopes.Fitted] = field(default_factory=list, init=False, repr=False)
+    _assessment: list[Assessment] = field(default_factory=list, init=False, repr=False)
 
     @property
-    def expected_false(self) -> float:
-        """The expected number of false verdicts among those given, at most."""
-        return sum(one.p_false for one in self.verdicts.values() if one.answer != UNTOLD)
+    def assessed(self) -> bool:
+        return self.trains and self.folds is not None
+
+    @property
+    def regressed(self) -> bool:
+        """A regression takes rows for patients."""
+        return self.assessed and self.regression_route and self.hospital.n == len(self.hospital.y)
+
+    def terms(self, known: Known) -> list[float]:
+        """What it adds to the next sum."""
+        place, found = known.next, dict[str, Any]()
+        if self.trains and place < sums.EM_AT:
+            found = self._derivatives(known.training.coefficients)
+            found |= {"rows": len(self.hospital.y), "rows_of": [name == self.name for name in known.names]}
+            found["rows_of"] = np.multiply(found["rows_of"], len(self.hospital.y))
+            found |= {"regressed": self.regressed, "regressed_patients": self.regressed * self.hospital.n}
+        elif place < sums.REFITS_AT:
+            found = {"pulls": slopes.shares(self._fit(known).evidence, known.pulls)} if self.regressed else {}
+        elif place < sums.MODELS:
+            name = known.left_out(place)
+            found = self._derivatives(known.outside(name)) if self.trains and name != self.name else {}
+        elif self.trains and place == sums.MODELS:
+            found = {"powers": powers(self.hospital)}
+            if self.assessed:
+                rows = len(self.hospital.y)
+                found |= {"rows": rows, "own": rows * self.own_models(known.training.coefficients)[-1]}
+        elif self.assessed:
+            one = self.assessment(known)
+            make = {sums.MOMENTS: self._moments, sums.SCALES: self._scales, sums.POSTERIORS: self._posteriors}
+            found = make[place](known, one)
+        return known.packed(found)
+
+    def support(self, known: Known) -> dict[str, Array]:
+        """Kind of sum -> (N,) weight of each row in the next one, for ``privacy.referee``; of Newton's steps alone."""
+        place = known.next
+        if place < sums.EM_AT:
+            at = known.training.coefficients
+        elif sums.REFITS_AT <= place < sums.MODELS:
+            at = known.outside(known.left_out(place))
+        else:
+            return {}
+        risks = sigmoid(self.hospital.x @ at)
+        return {"score": self.hospital.y - risks, "information": risks * (1 - risks)}
+
+    def _derivatives(self, at: Array) -> dict[str, Any]:
+        gradient, hessian = slopes.derivatives(self.hospital.x, self.hospital.y, at)
+        return {"gradient": gradient, "hessian": hessian[np.triu_indices(len(at))]}
+
+    def own_models(self, start: Array) -> Array:
+        """(R K + 1, P) of every fold and of all; ``start`` only saves steps."""
+        if not self._own:
+            self._own.append(regression.own_models(self.hospital, self._masks, start))
+        return self._own[0]
+
+    @cached_property
+    def _masks(self) -> Array:
+        """(R K + 1, N): rows that train, for each deal and fold; the last are all."""
+        assert self.folds is not None
+        each = [deal != fold for deal in self.folds for fold in range(int(self.folds.max()) + 1)]
+        return np.vstack([*each, np.ones(self.folds.shape[1], dtype=bool)]).astype(np.float64)
+
+    def assessment(self, known: Known) -> Assessment:
+        """Once all models are known."""
+        if not self._assessment:
+            one, training = self.hospital, known.training
+            centre, precision = training.others(one)
+            outside = known.outside(self.name) if self.name in known.refits else centre
+            models = known.total(sums.MODELS)
+            rows, own = len(one.y), self.own_models(training.coefficients)
+            elsewhere = models["own"] - rows * own[-1], round(float(models["rows"])) - rows
+            others = Others(outside, centre, precision, elsewhere)
+            self._assessment.append(self.assess(others, own, known.plan, rows / known.rows))
+        return self._assessment[0]
+
+    def assess(self, others: Others, own: Array, plan: Plan, share: float) -> Assessment:
+        """Its models for every fold and of all its patients, and what they are worth out of fold."""
+        assert self.folds is not None
+        one, design = self.hospital, plan.design
+        models = {OWN: own, **regression.shared_models(one, others, self._masks, own)}
+        risks = {key: _out_of_fold(one, each, self.folds) for key, each in models.items()}
+        found = estimates(one, risks, design, share)
+        if plan.threshold is not None:
+            for key, pair in {"U": (OWN, OUTSIDE), "J": (OWN, MEMBER), "D": (OUTSIDE, MEMBER)}.items():
+                found[NET + key] = net_benefit_difference(one, risks[pair[0]], risks[pair[1]], plan.threshold)
+        calibration = validation.calibration(one, one.x @ others.outside)
+        deployed = {key: each[-1] for key, each in models.items()}
+        return Assessment(one, deployed, risks, found, others.outside, calibration, share)
+
+    # What it adds once its estimates are there.
+
+    def _values(self, one: Assessment) -> list[tuple[float, float]]:
+        """Of ``AVERAGED``: value and squared standard error, without what folds have in common."""
+        found = {key: (of.value, of.variance / of.n) for key, of in one.estimates.items()}
+        found |= {key: getattr(one.calibration, key) for key in CALIBRATION}
+        return [(found[key][0], max(found[key][1], 1e-12)) for key in AVERAGED]
+
+    def _moments(self, known: Known, one: Assessment) -> dict[str, Any]:
+        n = self.hospital.n
+        moments = [
+            hierarchical.moments(max(one.estimates[key].variance, 1e-12), [n])[UPPER] for key in known.plan.estimands
+        ]
+        found = {
+            "assessed": 1,
+            "reversed": reversed_slope(self.hospital, one.outside) < 0,
+            "moments": moments,
+            "values": [(1 / v, e, e**2, v) for e, v in self._values(one)],
+            "right": 1 / self._right(one, "J").variance,
+        }
+        if self.regressed and known.regressed:
+            design = known.plan.design
+            parts = {key: self._right(one, key) for key in REGRESSED}
+            means = {key: self._by_regression(known, one, key).of.mean for key in REGRESSED}
+            found["misfits"] = [slopes.misfit_terms(parts[key], means[key], design.factor) for key in REGRESSED]
+        return found
+
+    def _scales(self, known: Known, one: Assessment) -> dict[str, Any]:
+        n, estimands = self.hospital.n, known.plan.estimands
+        each = enumerate(self._values(one))
+        return {
+            "precisions": [1 / known.noise(k, n) for k in range(len(estimands))],
+            "averages": [hierarchical.terms(e, v, 0.0, known.average_scale(k)) for k, (e, v) in each],
+            "right": self._right_terms(known, one),
+        }
+
+    def _right_terms(self, known: Known, one: Assessment) -> Array:
+        part = self._right(one, "J")
+        x = hierarchical.of_size(part.n) if known.assessed >= slopes.SITES_FOR_SIZE else 0.0
+        return hierarchical.terms(part.a, part.variance, x, known.right_scale)
+
+    def _posteriors(self, known: Known, one: Assessment) -> dict[str, Any]:
+        return {"terms": [self._terms(known, one, k) for k in range(len(known.plan.estimands))]}
+
+    def _terms(self, known: Known, one: Assessment, k: int) -> Array:
+        """Of the ``k``-th estimand."""
+        key, n = known.plan.estimands[k], self.hospital.n
+        return hierarchical.terms(one.estimates[key].value, known.noise(k, n), size(key, n), known.scale(k))
+
+    # What its regression says.
+
+    def _fit(self, known: Known) -> slopes.Fitted:
+        if not self._regression:  # the same at every later sum
+            one, training = self.hospital, known.training
+            others = slopes.Others.of_all(training.coefficients, training.hessian, known.regressed, one.x, one.y)
+            self._regression.append(slopes.fitted(one.x, one.y, others))
+        return self._regression[0]
+
+    def _right(self, one: Assessment, estimand: str) -> Right:
+        """By outcomes."""
+        assert self.folds is not None
+        return right_part(self.hospital, one.risks[OWN], one.risks[REGRESSED[estimand]], _design(self.folds))
+
+    def _by_regression(self, known: Known, one: Assessment, estimand: str) -> Regressed:
+        of, x = slopes.Slopes.of(self._fit(known), known.pulls), self.hospital.x
+        own, moved = (sigmoid(x @ one.models[key]) for key in (OWN, REGRESSED[estimand]))
+        return Regressed.of_models(of, x, own, moved, self._right(one, estimand).q)
+
+    # Its decision.
+
+    def answer(self, known: Known) -> Answer:
+        """After the last sum."""
+        if not self.assessed:
+            why = too_few(self.hospital) or Reason("few_patients", self.hospital.n)
+            return Answer(self.hospital, Verdict(UNTOLD, UNTOLD, reason=why), columns=self.columns)
+        one, n = self.assessment(known), self.hospital.n
+        by_outcomes: dict[str, Distribution] = dict(one.estimates)
+        for k, key in enumerate(known.plan.estimands if known.pooled else ()):
+            own, noise = one.estimates[key], known.noise(k, n)
+            others = known.hospitals(k).without(self._terms(known, one, k))
+            by_outcomes[key] = others.given(own.value, noise, size(key, n), (own.factor - 1) * noise)
+        parts = {}
+        if known.by_regression and self.regressed:
+            for k, key in enumerate(REGRESSED):
+                parts[key] = self._by_regression(known, one, key).widened(*known.misfit(k))
+        by_regression = {key: slopes.gain(part.of, part.q) for key, part in parts.items()}
+        right = parts["J"].of if "J" in parts else self._posterior_right(known, one)
+        mix = safe_mix(self._right(one, "J").q, right, margin(self.hospital.prevalence))
+        models = known.total(sums.MODELS)
+        others_features = rules.Others(known.rows - len(self.hospital.y), models["powers"] - powers(self.hospital))
+        found = Answer(self.hospital, Verdict(UNTOLD, UNTOLD), one, by_outcomes, by_regression, mix, self.columns)
+        return self.judged(found, known.plan, others_features, known.pooled)
+
+    def _posterior_right(self, known: Known, one: Assessment) -> Normals:
+        part, f = self._right(one, "J"), known.plan.design.factor
+        if not known.pooled:
+            return Normals(np.ones(1), np.array([part.a]), np.array([np.sqrt(f * part.variance)]))
+        x = hierarchical.of_size(part.n) if known.assessed >= slopes.SITES_FOR_SIZE else 0.0
+        others = known.right.without(self._right_terms(known, one))
+        return others.given(part.a, part.variance, x, (f - 1) * part.variance, slopes.UNLIKE)
+
+    def judged(self, found: Answer, plan: Plan, others: rules.Others | None, pooled: bool) -> Answer:
+        """By the rules, unless a detector or the net benefit speaks against it; ``others``: as of ``withheld``."""
+        one = found.assessment
+        assert one is not None
+        if why := withheld(self.hospital, others, one.outside, one.estimates, self.columns):
+            given = Verdict(UNTOLD, UNTOLD, reason=why)
+        else:
+            u, j, d = (found.distribution(key) for key in ("U", "J", "D"))
+            given = verdict(u, j, d, margin(self.hospital.prevalence), pooled)
+            needed = NEEDED_NET_BENEFIT.get(given.answer, ()) if plan.threshold is not None else ()
+            if any(float(found.by_outcomes[NET + key].below(-plan.worthwhile)) >= LEVEL for key in needed):
+                given = Verdict(UNTOLD, given.participation, reason=Reason("net_benefit"))
+        return Answer(found.hospital, given, one, found.by_outcomes, found.by_regression, found.mix, self.columns)
+
+
+@dataclass(frozen=True)
+class Decision:
+    """The answers of all hospitals of a federation, and what they have in common."""
+
+    known: Known
+    answers: Mapping[str, Answer]
+
+    @property
+    def training(self) -> Training:
+        return self.known.training
+
+    @cached_property
+    def averages(self) -> dict[str, Between]:
+        """Estimand, or number of a calibration -> mean over hospitals; empty below four hospitals."""
+        return self.known.averages()
 
 
 def decide(
@@ -106,8 +345,9 @@ def decide(
     worthwhile: float = 0.0,
     columns: Mapping[int, str] | None = None,
     regression_route: bool = True,
+    tell_apart: bool = True,
 ) -> Decision:
-    """Train once, then answer every hospital.
+    """All of it in place: one training, then an answer for every hospital.
 
     Args:
         hospitals: name -> rows; all take part in the training, whatever their size.
@@ -116,25 +356,17 @@ def decide(
         worthwhile: the smallest net benefit per patient that matters.
         columns: as of ``verdicts.never_measured``.
         regression_route: read U and J of question 1 by each hospital's regression where it can be had.
+        tell_apart: False: as under secure sums, where nobody's outside model is refit.
     """
-    training = regression.train(list(hospitals.values()))
-    reasons = {name: too_few(one) for name, one in hospitals.items()}
-    design = _design(folds)
-    found = _assessments(
-        hospitals, {name: folds[name] for name, why in reasons.items() if not why}, training, threshold
-    )
-    pooled = len(found) >= MIN_HOSPITALS
-    by_outcomes = _over_hospitals({name: one.estimates for name, one in found.items()}, pooled)
-    odd = any(reversed_slope(one.hospital, one.outside) for one in found.values())  # its slopes would speak for others
-    by_regression = _by_regression(found, design) if pooled and regression_route and not odd else {}
-    net_benefits = _over_hospitals({name: one.net_benefits for name, one in found.items()}, pooled)
-    averages = {key: between(*_column(found, key)) for key in by_outcomes} if pooled else {}
-    external = {name: validation.calibration(one.hospital, one.hospital.x @ one.outside) for name, one in found.items()}
-    verdicts = {name: Verdict(UNTOLD, UNTOLD, reason=why) for name, why in reasons.items()}
-    decision = Decision(design, training, found, by_outcomes, by_regression, net_benefits, verdicts, averages, external)
-    for name in found:
-        verdicts[name] = _verdict(decision, name, hospitals, worthwhile, columns)
-    return decision
+    places = {name: None if too_few(one) else folds[name] for name, one in hospitals.items()}
+    sites = [Site(n, one, places[n], columns, regression_route=regression_route) for n, one in hospitals.items()]
+    design = _design(next((one for one in places.values() if one is not None), np.ones((1, 1), dtype=np.int64)))
+    plan = Plan(design.folds, design.deals, threshold, worthwhile)
+    start = (0.0,) * sites[0].hospital.x.shape[1]
+    known = Known(plan, start, tuple(hospitals) if tell_apart else ())
+    while known.next < PLACES:
+        known = known.after(added(site.terms(known) for site in sites))
+    return Decision(known, {site.name: site.answer(known) for site in sites})
 
 
 def decide_outside(
@@ -145,131 +377,25 @@ def decide_outside(
     *,
     threshold: float | None = None,
     worthwhile: float = 0.0,
-) -> Decision:
+) -> Answer:
     """Answer a hospital that took no part, at the hospital: ``training`` is all that it needs of the others.
 
     Its own patients alone speak (``verdicts.verdict``, not pooled). ``rows``: of all who trained; ``folds``: (R, N).
     """
-    design, name = _design({"": folds}), "outside"
+    design, site = _design(folds), Site("outside", hospital, folds)
+    plan = Plan(design.folds, design.deals, threshold, worthwhile)
     others = Others(training.coefficients, training.coefficients, training.hessian)
-    own = regression.own_models(hospital, masks := _training_rows(folds, design), training.coefficients)
-    share = len(hospital.y) / (len(hospital.y) + rows)
-    found = {name: _assessment(hospital, others, masks, own, folds, design, share, threshold)}
-    external = {name: validation.calibration(hospital, hospital.x @ training.coefficients)}
-    values, net = (_over_hospitals({name: of}, False) for of in (found[name].estimates, found[name].net_benefits))
-    verdicts = {name: Verdict(UNTOLD, UNTOLD)}
-    decision = Decision(design, training, found, values, {}, net, verdicts, {}, external)
-    verdicts[name] = _verdict(decision, name, {}, worthwhile, {})
-    return decision
+    own, share = site.own_models(training.coefficients), len(hospital.y) / (len(hospital.y) + rows)
+    one = site.assess(others, own, plan, share)
+    found = Answer(hospital, Verdict(UNTOLD, UNTOLD), one, dict(one.estimates))
+    return site.judged(found, plan, None, False)
 
 
-def _design(folds: Mapping[str, Rows]) -> Folds:
-    first = next(iter(folds.values()), np.ones((1, 1), dtype=np.int64))
-    return Folds(int(first.max()) + 1, len(first))
-
-
-def _assessments(
-    hospitals: Mapping[str, Hospital], folds: Mapping[str, Rows], training: Training, threshold: float | None
-) -> dict[str, Assessment]:
-    """Of each hospital with ``folds``."""
-    everyone, design = sum(len(one.y) for one in hospitals.values()), _design(folds)
-    masks = {name: _training_rows(dealt, design) for name, dealt in folds.items()}
-    own = {name: regression.own_models(hospitals[name], mask, training.coefficients) for name, mask in masks.items()}
-    rows = {name: len(hospitals[name].y) for name in folds}
-    total = sum((rows[name] * own[name][-1] for name in folds), np.zeros(len(training.coefficients)))
-    found = {}
-    for name, mask in masks.items():
-        one, share = hospitals[name], rows[name] / everyone
-        centre, precision = training.others(one)
-        outside = centre
-        if share > regression.REFIT_SHARE:
-            outside = regression.train([other for key, other in hospitals.items() if key != name]).coefficients
-        elsewhere = total - rows[name] * own[name][-1], sum(rows.values()) - rows[name]
-        others = Others(outside, centre, precision, elsewhere)
-        found[name] = _assessment(one, others, mask, own[name], folds[name], design, share, threshold)
-    return found
-
-
-def _assessment(
-    hospital: Hospital,
-    others: Others,
-    masks: Array,
-    own: Array,
-    folds: Rows,
-    design: Folds,
-    share: float,
-    threshold: float | None,
-) -> Assessment:
-    """Its models for every fold and of all its patients, and what they are worth out of fold."""
-    models = {OWN: own, **regression.shared_models(hospital, others, masks, own)}
-    risks = {key: _out_of_fold(hospital, each, folds) for key, each in models.items()}
-    of = estimates(hospital, risks, design, share)
-    pairs = {"U": (OWN, OUTSIDE), "J": (OWN, MEMBER), "D": (OUTSIDE, MEMBER)} if threshold is not None else {}
-    net = {key: net_benefit_difference(hospital, risks[a], risks[b], threshold or 0) for key, (a, b) in pairs.items()}
-    return Assessment(hospital, {key: each[-1] for key, each in models.items()}, risks, of, net, others.outside, share)
-
-
-def _column(found: Mapping[str, Assessment], estimand: str) -> tuple[list[float], list[float]]:
-    """Values and squared standard errors over hospitals, without what folds have in common."""
-    each = [one.estimates[estimand] for one in found.values()]
-    return [one.value for one in each], [one.variance / one.n for one in each]
-
-
-def _verdict(
-    decision: Decision,
-    name: str,
-    hospitals: Mapping[str, Hospital],
-    worthwhile: float,
-    columns: Mapping[int, str] | None,
-) -> Verdict:
-    """By the rules, unless a detector or the net benefit speaks against it."""
-    one = decision.assessments[name]
-    others = [other for key, other in hospitals.items() if key != name]
-    if why := withheld(one.hospital, others, one.outside, one.estimates, columns):
-        return Verdict(UNTOLD, UNTOLD, reason=why)
-    u, j, d = (decision.distribution(key, name) for key in ("U", "J", "D"))
-    answer = verdict(u, j, d, margin(one.hospital.prevalence), bool(decision.averages))
-    needed = NEEDED_NET_BENEFIT.get(answer.answer, ()) if decision.net_benefits else ()
-    if all(float(decision.net_benefits[key][name].below(-worthwhile)) < LEVEL for key in needed):
-        return answer
-    return Verdict(UNTOLD, answer.participation, reason="net benefit at the threshold may be worse")
-
-
-def _training_rows(folds: Rows, design: Folds) -> Array:
-    """(R K + 1, N): rows that train, for each deal and fold; the last are all."""
-    each = [deal != fold for deal in folds for fold in range(design.folds)]
-    return np.vstack([*each, np.ones(folds.shape[1], dtype=bool)]).astype(np.float64)
+def _design(folds: Rows) -> Folds:
+    return Folds(int(folds.max()) + 1, len(folds))
 
 
 def _out_of_fold(hospital: Hospital, models: Array, folds: Rows) -> Array:
     """(R, N) risks, each by the model that was fitted without the row's fold."""
     risks = sigmoid(models[:-1] @ hospital.x.T).reshape(len(folds), -1, folds.shape[1])
     return np.take_along_axis(risks, folds[:, None], axis=1)[:, 0]
-
-
-def _over_hospitals(each: Mapping[str, Mapping[str, Estimate]], pooled: bool) -> dict[str, dict[str, Distribution]]:
-    """Estimand -> hospital -> distribution: the posterior of all, or the hospital's own estimate."""
-    keys = next(iter(each.values()), {})
-    values = {key: {name: one[key] for name, one in each.items()} for key in keys}
-    return {key: dict(posteriors(of, key in WITH_SIZE) if pooled else of) for key, of in values.items()}
-
-
-def _by_regression(found: Mapping[str, Assessment], design: Folds) -> dict[str, dict[str, hierarchical.Normals]]:
-    """Hospital -> U and J by its regression, whose slopes are drawn towards the others' (``functional.slopes``).
-
-    It takes rows for patients, so that a hospital with several rows of a patient has none.
-    """
-    everyone = {}
-    for name, one in found.items():
-        names = (OWN, OUTSIDE, MEMBER)
-        x, y = one.hospital.x, one.hospital.y
-        single = one.hospital.n == len(y)
-        deployed = Deployed(x, y, np.stack([sigmoid(x @ one.models[key]) for key in names])) if single else None
-        labels = np.broadcast_to(y, one.risks[OWN].shape)
-        patients = None if single else np.broadcast_to(one.hospital.patient, labels.shape)
-        everyone[name] = OutOfFold(labels, np.stack([one.risks[key] for key in names]), deployed, True, patients)
-    width = next(iter(found.values())).hospital.x.shape[1]
-    known = in_place(everyone.values(), Known(2, hierarchical.Design(design.folds, design.deals), width))
-    corrected = {name: one.corrected(known)[:-1] for name, one in everyone.items()}  # without the common direction
-    gains = {name: [slopes.gain(of, part.q) for part, of in each] for name, each in corrected.items()}
-    return {name: dict(zip(("U", "J"), each, strict=False)) for name, each in gains.items() if each}

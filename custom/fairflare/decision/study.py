@@ -3,19 +3,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
 
+from fairflare.core.types import MOST_EXAMPLES, Number
 from fairflare.data.tensors import Split
 from fairflare.decision import validation
-from fairflare.decision.decide import THRESHOLDS, Assessment, Decision, decide, decide_outside
-from fairflare.decision.estimands import Estimate, margin
-from fairflare.decision.heterogeneity import MIN_HOSPITALS, Between, between
-from fairflare.decision.regression import MEMBER, REFIT_SHARE, Hospital, Training
-from fairflare.decision.verdicts import ADDS, ALONE, COSTS, JOIN, SAME, UNTOLD, USE, USE_OR_JOIN, Verdict, too_few
+from fairflare.decision.decide import THRESHOLDS, Answer, Assessment, Decision, Site, decide, decide_outside
+from fairflare.decision.estimands import ESTIMANDS, Estimate, margin
+from fairflare.decision.heterogeneity import MIN_HOSPITALS, Between
+from fairflare.decision.mix import Mix
+from fairflare.decision.regression import ENSEMBLE, MEMBER, OUTSIDE, OWN, Hospital, Training
+from fairflare.decision.sums import CALIBRATION, NET, Known, Plan
+from fairflare.decision.verdicts import (
+    ADDS,
+    ALONE,
+    COSTS,
+    JOIN,
+    REASONS,
+    SAME,
+    TOO_FEW,
+    UNTOLD,
+    USE,
+    USE_OR_JOIN,
+    Reason,
+    too_few,
+)
 from fairflare.functional.slopes import sigmoid
+from fairflare.tasks.base import Task
 from fairflare.tasks.folds import dealt
 from fairflare.tasks.metrics import auc
 
@@ -37,109 +54,130 @@ MAX_COLUMNS = 200
 """Features beyond which the Hessians of all folds are too large for one machine."""
 MIN_AUC = 0.55
 """Below it no sample size is worth naming."""
+FEW = "too_few"
+"""Code of a hospital whose patients are too few to be read at all."""
 
 
 def hospital_of(patients: Split, event: int) -> Hospital:
     """Its rows, the outcome being the class ``event``."""
-    x = np.asarray(patients.inputs, dtype=np.float64)
-    y = (patients.labels.numpy() == event).astype(np.float64)
+    x = np.asarray(patients.inputs.cpu(), dtype=np.float64)
+    y = (patients.labels.cpu().numpy() == event).astype(np.float64)
     return Hospital.of(np.hstack([np.ones((len(x), 1)), x]), y, patients.patients)
 
 
-def decision_of(
-    everybody: Mapping[str, Split],
-    event: int,
-    columns: Mapping[int, str] | None,
-    folds: int,
-    deals: int,
-    threshold: float | None = None,
-    worthwhile: float = 0.0,
-) -> tuple[Json, Decision]:
-    """The content of ``decision.json``, and what it is made of.
+def site_of(
+    name: str, one: Hospital, plan: Plan, columns: Mapping[int, str] | None = None, trains: bool = True
+) -> Site:
+    """With its folds; arguments as of ``Site``."""
+    folds = None if too_few(one) else _dealt(name, one, plan)
+    return Site(name, one, folds, columns, trains)
 
-    Args:
-        everybody: hospital -> all of its patients; those with too few train, and are not answered.
-        event: the class whose risk is asked for.
-        columns: place in a row, from 1 on -> name, of measurements.
-        folds, deals: K and R.
-        threshold: the risk from which on the clinic treats, in (0, 1).
-        worthwhile: the smallest net benefit per patient that matters.
-    """
-    hospitals = {name: hospital_of(one, event) for name, one in everybody.items()}
-    places = {
-        name: np.stack([dealt(one.y.astype(np.int64), folds, deal, name, _named(one)) for deal in range(deals)])
-        for name, one in hospitals.items()
-        if not too_few(one)
-    }
-    found = decide(hospitals, places, threshold=threshold, worthwhile=worthwhile, columns=columns)
-    return _content(hospitals, found, threshold, worthwhile), found
+
+def _dealt(name: str, one: Hospital, plan: Plan) -> Any:
+    labels, patients = one.y.astype(np.int64), one.patient if one.grouped else None
+    return np.stack([dealt(labels, plan.folds, deal, name, patients) for deal in range(plan.deals)])
+
+
+def decision_of(hospitals: Mapping[str, Hospital], plan: Plan, columns: Mapping[int, str] | None) -> Decision:
+    """As ``decide``, with each hospital's patients dealt into folds."""
+    folds = {name: _dealt(name, one, plan) for name, one in hospitals.items() if not too_few(one)}
+    return decide(hospitals, folds, threshold=plan.threshold, worthwhile=plan.worthwhile, columns=columns)
+
+
+def measurements(task: Task) -> dict[int, str] | None:
+    """Place in a row, from 1 on -> name, of the table's measurements, as of ``verdicts.never_measured``."""
+    table = task.table_inputs()
+    features = () if table is None else (*table.numbers, *table.plain)
+    return {1 + k: f.column for k, f in enumerate(features) if not (f.values or f.missing or f.other)}
 
 
 def outside_decision_of(
     patients: Split, event: int, training: Training, rows: int, threshold: float | None, worthwhile: float
 ) -> Json:
-    """The same of a hospital that took no part, in 5 folds dealt 10 times; ``rows``: of all who did."""
-    one = hospital_of(patients, event)
-    places = np.stack([dealt(one.y.astype(np.int64), 5, deal, "outside", _named(one)) for deal in range(10)])
-    found = decide_outside(training, rows, one, places, threshold=threshold, worthwhile=worthwhile)
-    return _content({"outside": one}, found, threshold, worthwhile)
+    """Of a hospital that took no part, in 5 folds dealt 10 times; ``rows``: of all who did."""
+    one, plan = hospital_of(patients, event), Plan(5, 10, threshold, worthwhile)
+    folds = _dealt("outside", one, plan)
+    answer = decide_outside(training, rows, one, folds, threshold=threshold, worthwhile=worthwhile)
+    return content(plan, {"outside": row_of(answer, plan)})
 
 
-def _content(hospitals: Mapping[str, Hospital], found: Decision, threshold: float | None, worthwhile: float) -> Json:
-    pooled = bool(found.averages)
-    sites = {name: _site(name, one, found) for name, one in hospitals.items()}
+def content(plan: Plan, rows: Mapping[str, Json], known: Known | None = None) -> Json:
+    """The content of ``decision.json``.
+
+    Args:
+        rows: hospital -> ``row_of``.
+        known: all sums; None: each hospital speaks for itself.
+    """
+    averages = known.averages() if known else {}
+    pooled = bool(averages)
+    few = f"fewer than {MIN_HOSPITALS} hospitals: each is answered from its own patients alone"
     return {
         "score": "brier",
-        "folds": found.design.folds,
-        "deals": found.design.deals,
-        "factor": found.design.factor,
-        "threshold": threshold,
-        "worthwhile": worthwhile,
-        "refits": [name for name, one in found.assessments.items() if one.share > REFIT_SHARE],
+        "folds": plan.folds,
+        "deals": plan.deals,
+        "factor": plan.design.factor,
+        "threshold": plan.threshold,
+        "worthwhile": plan.worthwhile,
+        "refits": list(known.refits) if known else [],
         "pooled": pooled,
-        "note": "" if pooled else f"fewer than {MIN_HOSPITALS} hospitals: each is answered from its own patients alone",
-        "sites": sites,
-        "averages": {key: _between(one) for key, one in found.averages.items()},
-        "internal_external": _internal_external(found, threshold),
-        "expected_false": found.expected_false,
+        "note": "" if pooled else few,
+        "sites": dict(rows),
+        "averages": {key: _between(averages[key]) for key in averages if key in ESTIMANDS},
+        "calibration": {key: _between(averages[key]) for key in averages if key in CALIBRATION},
+        "expected_false": expected_false(rows),
         "thresholds": THRESHOLDS.tolist(),
     }
 
 
+CONTENT = (
+    "score",
+    "folds",
+    "deals",
+    "factor",
+    "threshold",
+    "worthwhile",
+    "refits",
+    "pooled",
+    "note",
+    "averages",
+    "calibration",
+    "thresholds",
+)
+"""Keys of ``content`` beside the rows and what follows from them."""
+
+
+def expected_false(rows: Mapping[str, Json]) -> float:
+    """The expected number of false verdicts among those given, at most."""
+    return sum(one["p_false"] for one in rows.values() if one["verdict"] != UNTOLD)
+
+
 def left_aside(why: str) -> Json:
     """Of a hospital whose patients are too few to be read."""
-    return {"patients": 0, "margin": 0.0, "verdict": UNTOLD, "participation": UNTOLD, "reason": why, "sentence": why}
+    none = {"patients": 0, "margin": 0.0, "p_false": 0.0, "verdict": UNTOLD, "participation": UNTOLD}
+    return {**none, "reason_code": FEW, "reason": why, "sentence": why}
 
 
-def _named(one: Hospital) -> Any:
-    return one.patient if one.grouped else None
-
-
-def _site(name: str, one: Hospital, found: Decision) -> Json:
-    answer = found.verdicts[name]
+def row_of(answer: Answer, plan: Plan) -> Json:
+    """What is said of one hospital."""
+    one, given = answer.hospital, answer.verdict
     row: Json = {
         "patients": one.n,
         "rows": len(one.y),
         "events": float(one.y.sum()),
         "patients_named": one.grouped,
         "margin": margin(one.prevalence),
-        "verdict": answer.answer,
-        "participation": answer.participation,
-        "p_false": answer.p_false,
-        "reason": answer.reason,
-        "sentence": sentence(answer),
+        **_told(given.answer, given.participation, given.reason, answer.columns),
+        "p_false": given.p_false,
     }
-    if name not in found.assessments:
+    if (assessed := answer.assessment) is None:
         return row
-    assessed = found.assessments[name]
-    row["question_1_by"] = "regression" if name in found.by_regression else "outcomes"
-    row["estimands"] = {
-        key: _interval(assessed.estimates[key], found.distribution(key, name)) for key in assessed.estimates
-    }
-    row["net_benefit"] = {
-        key: _interval(one, found.net_benefits[key][name]) for key, one in assessed.net_benefits.items()
-    }
+    row["question_1_by"] = "regression" if answer.by_regression else "outcomes"
+    each = {key: _interval(one, answer.distribution(key)) for key, one in assessed.estimates.items()}
+    row["estimands"] = {key: each[key] for key in ESTIMANDS if key in each}
+    row["net_benefit"] = {key.removeprefix(NET): of for key, of in each.items() if key.startswith(NET)}
+    row["mix"] = answer.mix._asdict()
     row["minimum_patients"] = _minimum_patients(assessed)
+    row["outside"] = _outside(assessed, plan.threshold)
     y = assessed.hospital.y
     row["models"] = {
         key: {
@@ -152,6 +190,13 @@ def _site(name: str, one: Hospital, found: Decision) -> Json:
     treated = validation.decision_curve(y, np.ones((1, len(y))), THRESHOLDS)
     row["models"]["treat all"] = {"net_benefit_curve": treated.tolist()}
     return row
+
+
+def _told(answer: str, participation: str, reason: Reason | None, columns: Mapping[int, str] | None) -> Json:
+    why = reason.words(columns) if reason else ""
+    code, value = (reason.code, reason.value) if reason else ("", 0.0)
+    words = {"verdict": answer, "participation": participation, "reason": why, "reason_code": code}
+    return {**words, "reason_value": float(value), "sentence": sentence(answer, participation, why)}
 
 
 def _interval(own: Estimate, of: Any) -> Json:
@@ -167,43 +212,123 @@ def _between(one: Between) -> Json:
     return {**about, "next_low": one.prediction[0], "next_high": one.prediction[1]}
 
 
-def _internal_external(found: Decision, threshold: float | None) -> Json:
-    """Each hospital's calibration of the others' model without an update, and what a further hospital may see."""
-    rows, each = {}, dict[str, list[tuple[float, float]]]()
-    for name, one in found.internal_external.items():
-        assessed = found.assessments[name]
-        y, risks = assessed.hospital.y, sigmoid(assessed.hospital.x @ assessed.outside)
-        row: Json = {"patients": assessed.hospital.n, "events": float(y.sum())}
-        for key in ("intercept", "slope", "log_ratio"):
-            value, variance = getattr(one, key)
-            each.setdefault(key, []).append((value, variance))
-            row[key] = {"mean": value, "low": value - 1.96 * variance**0.5, "high": value + 1.96 * variance**0.5}
-        row |= {"brier": float(((risks - y) ** 2).mean()), "auc": auc(risks, y > 0.5)}
-        if threshold is not None:
-            row["net_benefit"] = float(validation.decision_curve(y, risks[None], np.array([threshold]))[0])
-        rows[name] = row
-    pooled = {key: _between(between(*zip(*pairs, strict=True))) for key, pairs in each.items() if found.averages}
-    return {"sites": rows, "hospitals": pooled}
+def _outside(one: Assessment, threshold: float | None) -> Json:
+    """Internal-external validation: the others' model at this hospital, without an update."""
+    y, risks = one.hospital.y, sigmoid(one.hospital.x @ one.outside)
+    row: Json = {"brier": float(((risks - y) ** 2).mean()), "auc": auc(risks, y > 0.5)}
+    for key in CALIBRATION:
+        value, variance = getattr(one.calibration, key)
+        row[key] = {"mean": value, "low": value - 1.96 * variance**0.5, "high": value + 1.96 * variance**0.5}
+    if threshold is not None:
+        row["net_benefit"] = float(validation.decision_curve(y, risks[None], np.array([threshold]))[0])
+    return row
 
 
 def _minimum_patients(assessed: Assessment) -> Json:
-    """Patients that a model of these columns needs, given the AUC of the member model, and those that there are."""
+    """Patients that a model of these columns needs, given the AUC of the member model; 0: no model is worth one."""
     one = assessed.hospital
     area = float(np.mean([auc(deal, one.y > 0.5) for deal in assessed.risks[MEMBER]]))
     varying = int((np.ptp(one.x, axis=0) > 0).sum())
-    if not MIN_AUC < area < 1:
-        return {"needed": None, "auc": area, "parameters": varying}
-    needed = validation.minimum_patients(area, one.prevalence, varying)
+    needed = validation.minimum_patients(area, one.prevalence, varying) if MIN_AUC < area < 1 else 0
     return {"needed": needed, "auc": area, "parameters": varying}
 
 
-def sentence(answer: Verdict) -> str:
+def sentence(answer: str, participation: str, reason: str = "") -> str:
     """ "cannot be told whether to share (why); joining adds to using"."""
-    if answer.reason.startswith("too few"):
-        return answer.reason
-    why = f" ({answer.reason})" if answer.reason else ""
-    more = "" if answer.answer in (USE, USE_OR_JOIN, ALONE) else f"; {PARTICIPATION[answer.participation]}"
-    return f"{ANSWERS[answer.answer]}{why}{more}"
+    if reason.startswith(TOO_FEW):
+        return reason
+    why = f" ({reason})" if reason else ""
+    more = "" if answer in (USE, USE_OR_JOIN, ALONE) else f"; {PARTICIPATION[participation]}"
+    return f"{ANSWERS[answer]}{why}{more}"
+
+
+# What of a row a hospital tells in the clear: numbers alone, each within its range.
+
+VERDICTS, PARTICIPATIONS, CODES = tuple(ANSWERS), tuple(PARTICIPATION), ("", *REASONS)
+COUNT, RATE, DIFFERENCE = (0.0, float(MOST_EXAMPLES)), (0.0, 1.0), (-1.0, 1.0)
+FAR = 100.0
+"""The largest number of a calibration that is told."""
+OF_INTERVAL = ("own", "own_low", "own_high", "value", "low", "high")
+
+
+def numbers(plan: Plan) -> tuple[Number, ...]:
+    """What a hospital may tell of its row."""
+    return tuple(Number(name, *bounds, meaning) for name, bounds, meaning in _numbers(plan))
+
+
+def _numbers(plan: Plan) -> Iterator[tuple[str, tuple[float, float], str]]:
+    for name in ("patients", "rows", "events"):
+        yield name, COUNT, f"the hospital's {name}"
+    yield "patients_named", RATE, "1 where the table names patients"
+    yield "p_false", RATE, "probability that the verdict is false"
+    for name, known in (("verdict", VERDICTS), ("participation", PARTICIPATIONS), ("reason_code", CODES)):
+        yield name, (0.0, len(known) - 1.0), f"{name}: its place in the list of all"
+    yield "reason_value", (-FAR, float(MOST_EXAMPLES)), "number of the reason, or a column's place"
+    yield "by_regression", RATE, "1 where U and J are read from the hospital's regression"
+    nets = ("U", "J", "D") if plan.threshold is not None else ()
+    for kind, keys in (("estimands", tuple(ESTIMANDS)), ("net_benefit", nets)):
+        for key in keys:
+            for part in OF_INTERVAL:
+                yield f"{kind}.{key}.{part}", (-FAR, FAR), f"{kind}: {key}, {part}"
+            yield f"{kind}.{key}.p_below_zero", RATE, f"{kind}: probability that {key} is below 0"
+    for name in Mix._fields:
+        yield f"mix.{name}", DIFFERENCE, f"safe mix of own and member model: {name}"
+    yield "minimum_patients.needed", (0.0, float(MOST_EXAMPLES)), "patients that a model of these columns needs"
+    yield "minimum_patients.auc", RATE, "AUC of the member model out of fold"
+    yield "minimum_patients.parameters", COUNT, "columns that vary"
+    for name in ("brier", "auc"):
+        yield f"outside.{name}", RATE, f"{name} of the others' model, without an update"
+    for key in CALIBRATION:
+        for part in ("mean", "low", "high"):
+            yield f"outside.{key}.{part}", (-FAR, FAR), f"the same, calibration: {key}, {part}"
+    if plan.threshold is not None:
+        yield "outside.net_benefit", (-FAR, 1.0), "the same, net benefit at the threshold"
+    for model in (OWN, OUTSIDE, MEMBER, ENSEMBLE):
+        for name in ("brier", "auc"):
+            yield f"models.{model}.{name}", RATE, f"{name} of the model {model!r} out of fold"
+
+
+def told(row: Json, plan: Plan) -> dict[str, float]:
+    """The numbers of a row, see ``numbers``."""
+    flat: dict[str, Any] = {
+        **row,
+        "verdict": VERDICTS.index(row["verdict"]),
+        "participation": PARTICIPATIONS.index(row["participation"]),
+        "reason_code": CODES.index(row["reason_code"]),
+        "by_regression": row.get("question_1_by") == "regression",
+    }
+    found = {}
+    for name, (low, high), _ in _numbers(plan):
+        value: Any = flat
+        for part in name.split("."):
+            value = value.get(part) if isinstance(value, dict) else None
+        if value is not None:
+            found[name] = min(max(float(value), low), high)
+    return found
+
+
+def row_from(numbers: Mapping[str, float], columns: Mapping[int, str] | None) -> Json:
+    """The row that a hospital's numbers tell; ValueError where they are not those of one."""
+    row: Json = {}
+    for name, value in numbers.items():
+        *path, last = name.split(".")
+        place = row
+        for part in path:
+            place = place.setdefault(part, {})
+        place[last] = value
+    try:
+        answer, participation = VERDICTS[int(row["verdict"])], PARTICIPATIONS[int(row["participation"])]
+        code = CODES[int(row.pop("reason_code"))]
+        reason = Reason(code, row.pop("reason_value")) if code else None
+        events, rows = row["events"], row["rows"]
+    except (KeyError, IndexError) as error:
+        raise ValueError(f"expected the numbers of a decision, {error} is missing") from None
+    by = row.pop("by_regression", 0.0)
+    if "estimands" in row:
+        row["question_1_by"] = "regression" if by else "outcomes"
+    whole = {key: int(row[key]) for key in ("patients", "rows")}
+    share = events / rows if rows else 0.0
+    return {**row, **whole, **_told(answer, participation, reason, columns), "margin": margin(share)}
 
 
 def lines(found: Mapping[str, Any]) -> list[str]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
@@ -47,7 +47,7 @@ class Verdict:
     answer: str
     participation: str
     p_false: float = 0.0
-    reason: str = ""
+    reason: Reason | None = None
 
 
 def verdict(u: Distribution, j: Distribution, d: Distribution, margin: float, pooled: bool) -> Verdict:
@@ -78,38 +78,62 @@ def verdict(u: Distribution, j: Distribution, d: Distribution, margin: float, po
     return Verdict(answer, COSTS if costs else UNTOLD, p_false)
 
 
-def too_few(hospital: Hospital) -> str:
-    """Why nothing is estimated at a hospital, which still takes part; "" where it is."""
+REASONS = {
+    "few_patients": f"{TOO_FEW}: {{value:.0f}} patients, {MIN_PATIENTS} needed",
+    "few_outcomes": f"{TOO_FEW}: {{value:.0f}} patients with one of the outcomes, {MIN_EACH_OUTCOME} needed",
+    "few_events": f"few events: {{value:.0f}} patients with the rarer outcome, {MIN_EVENTS} needed",
+    "never_measured": "{column} has one value at this hospital and varies at the others: was it measured?",
+    "reversed": "the others' model is reversed here (calibration slope {value:.2f}): is the outcome coded alike?",
+    "one_patient": "one patient makes {value:.0%} of the variance",
+    "net_benefit": "net benefit at the threshold may be worse",
+}
+"""Code of a reason -> its words; ``value`` is a number, or a column's place."""
+
+
+class Reason(NamedTuple):
+    """Why a verdict is withheld: a code of ``REASONS``, and its number."""
+
+    code: str
+    value: float = 0.0
+
+    def words(self, columns: Mapping[int, str] | None = None) -> str:
+        """``columns``: as of ``never_measured``."""
+        place = int(self.value) if self.code == "never_measured" else -1
+        name = (columns or {}).get(place, f"feature {place}")
+        return REASONS[self.code].format(value=self.value, column=name)
+
+
+def too_few(hospital: Hospital) -> Reason | None:
+    """Why nothing is estimated at a hospital, which still takes part; None where it is."""
     if hospital.n < MIN_PATIENTS:
-        return f"{TOO_FEW}: {hospital.n} patients, {MIN_PATIENTS} needed"
+        return Reason("few_patients", hospital.n)
     fewest = min(hospital.patients_with(0), hospital.patients_with(1))
-    if fewest < MIN_EACH_OUTCOME:
-        return f"{TOO_FEW}: {fewest} patients with one of the outcomes, {MIN_EACH_OUTCOME} needed"
-    return ""
+    return Reason("few_outcomes", fewest) if fewest < MIN_EACH_OUTCOME else None
 
 
 def withheld(
     hospital: Hospital,
-    others: Sequence[Hospital],
+    others: Others | None,
     outside: Array,
-    found: Mapping[str, Estimate],
+    estimates: Mapping[str, Estimate],
     columns: Mapping[int, str] | None = None,
-) -> str:
-    """Why a verdict would not be trustworthy; "" where nothing speaks against it.
+) -> Reason | None:
+    """Why a verdict would not be trustworthy; None where nothing speaks against it.
 
-    ``outside``: (P,) the others' model before any update; ``columns``: as of ``never_measured``.
+    Args:
+        others: the features of all other hospitals; None: nothing is known of them.
+        outside: (P,) the others' model before any update.
+        columns: as of ``never_measured``.
     """
     events = min(hospital.patients_with(0), hospital.patients_with(1))
     if events < MIN_EVENTS:
-        return f"few events: {events} patients with the rarer outcome, {MIN_EVENTS} needed"
-    if name := never_measured(hospital, others, columns):
-        return f"{name} has one value at this hospital and varies at the others: was it measured?"
+        return Reason("few_events", events)
+    if others is not None and (place := never_measured(hospital, others, columns)):
+        return Reason("never_measured", place)
     if (slope := reversed_slope(hospital, outside)) < 0:
-        return f"the others' model is reversed here (calibration slope {slope:.2f}): is the outcome coded alike?"
-    heavy = max(found[name].largest_share for name in ("U", "J"))
-    if heavy > LARGEST_SHARE:
-        return f"one patient makes {heavy:.0%} of the variance"
-    return ""
+        return Reason("reversed", slope)
+    heavy = max(estimates[name].largest_share for name in ("U", "J"))
+    return Reason("one_patient", heavy) if heavy > LARGEST_SHARE else None
 
 
 def reversed_slope(hospital: Hospital, outside: Array) -> float:
@@ -118,16 +142,37 @@ def reversed_slope(hospital: Hospital, outside: Array) -> float:
     return slope if slope + 2.576 * variance**0.5 < 0 else 0.0
 
 
-def never_measured(hospital: Hospital, others: Sequence[Hospital], columns: Mapping[int, str] | None = None) -> str:
-    """The first measurement that is constant here and, by its values elsewhere, not by chance; "": none.
+@dataclass(frozen=True)
+class Others:
+    """The features of all other hospitals: how many rows, and (4, P) sums of their first four powers."""
 
-    ``columns``: place in the features -> name, of measurements and not of categories; None: all but the constant.
+    rows: float
+    powers: Array
+
+    @classmethod
+    def of(cls, hospitals: Sequence[Hospital]) -> Others:
+        return cls(sum(len(one.y) for one in hospitals), np.sum([powers(one) for one in hospitals], axis=0))
+
+
+def powers(hospital: Hospital) -> Array:
+    """(4, P) sums of the powers of the features."""
+    return np.stack([(hospital.x**k).sum(axis=0) for k in range(1, 5)])
+
+
+def never_measured(hospital: Hospital, others: Others, columns: Mapping[int, str] | None = None) -> int:
+    """The place of the first measurement that is constant here and, by its values elsewhere, not by chance; 0: none.
+
+    Of values x elsewhere at most 1 - E[(x - v)^2]^2 / E[(x - v)^4] are v (Paley and Zygmund, Mathematical Proceedings
+    of the Cambridge Philosophical Society 28, 1932). ``columns``: place in the features -> name, of measurements and
+    not of categories; None: all but the constant.
     """
-    named = {k: f"feature {k}" for k in range(1, hospital.x.shape[1])} if columns is None else columns
-    for column, name in named.items():
-        if np.ptp(hospital.x[:, column]) > 1e-9:
+    first, second, third, fourth = others.powers / max(others.rows, 1)
+    for place in range(1, hospital.x.shape[1]) if columns is None else columns:
+        if np.ptp(hospital.x[:, place]) > 1e-9:
             continue
-        values, counts = np.unique(np.concatenate([one.x[:, column] for one in others]).round(6), return_counts=True)
-        if len(values) > 1 and (counts.max() / counts.sum()) ** hospital.n < CONSTANT_BY_CHANCE:
-            return name
-    return ""
+        v, m = hospital.x[0, place], (first[place], second[place], third[place], fourth[place])
+        squares = m[1] - 2 * v * m[0] + v**2
+        quarts = m[3] - 4 * v * m[2] + 6 * v**2 * m[1] - 4 * v**3 * m[0] + v**4
+        if squares > 1e-9 and max(1 - squares**2 / quarts, 0.0) ** hospital.n < CONSTANT_BY_CHANCE:
+            return place
+    return 0

@@ -44,6 +44,17 @@ class PlainAtSite:
             raise ValueError(f"adjust: expected {terms} sums")
         return [float(instruction.orders[str(i)]) for i in range(terms)]
 
+    def further(self, sums: list[float], instruction: Instruction, *about: Any) -> Mapping[str, Any]:
+        """The fields of the answer that hold a site's part of one of an exchange's sums; raises SumRefused.
+
+        ``about``: what the sum depends on, beside run and sites.
+        """
+        return {"sums": sums}
+
+    def further_total(self, instruction: Instruction, terms: int) -> list[float]:
+        """The total of the last such sum; raises SumRefused or ValueError."""
+        return self.total(instruction, terms)
+
     def masks(self, answer: Answer) -> bool:
         """Whether the update in ``answer`` must not leave before ``final`` has masked it."""
         return False

@@ -106,10 +106,23 @@ class Plain:
         outcome = rule.aggregate(standing.model, verdict.replies, standing.state, trained.info(verdict.replies))
         return Combined(verdict, outcome, answers, exchanged)
 
-    def total(self, transport: Transport, models: SiteModels, round: Round, check: CheckSums, terms: int) -> Total:
-        """Ask for sums over calibration cases ("calibrate") and add them exactly, rounded once, as in secret."""
-        asked = {site: Instruction("calibrate", round, model) for site, model in models.items()}
+    def total(
+        self,
+        transport: Transport,
+        models: SiteModels,
+        round: Round,
+        check: CheckSums,
+        terms: int,
+        task: str = "calibrate",
+        orders: Mapping[str, float] | None = None,
+    ) -> Total:
+        """Ask for sums over sites' cases and add them exactly, rounded once, as in secret."""
+        asked = {site: Instruction(task, round, model, orders or {}) for site, model in models.items()}
         answers = list(transport.exchange(asked))
         found, refused, _ = first_good(answers, check, round.number)
         sums = {str(i): math.fsum(own[i] for own in found.values()) for i in range(terms)}
         return Total(sorted(found), {"orders": sums}, left_out(refused, found) + silent(asked, answers))
+
+    def read(self, told: Mapping[str, Any], terms: int) -> list[float]:
+        """The numbers of a ``Total``."""
+        return [told["orders"][str(i)] for i in range(terms)]

@@ -26,6 +26,8 @@ BEST_ENDING = f".best{PERSONAL_ENDING}"
 """What the name of a personal model's file has before its suffix; no site's name ends so."""
 AFTER_ENDING, ASKED_ENDING, INPUTS_ENDING = ".after.json", ".asked.json", ".inputs.json"
 """Of what a site has fitted, of what it was asked for, after the last round, and of what prepares new inputs."""
+DECISION_ENDING = ".decision.json"
+"""Of a site's own decision whether to join."""
 ALONE_ENDING, WORK_ENDING = f".solo{files.SUFFIX}", f".solo-work{files.SUFFIX}"
 """Of a model that a site has trained alone, or is training, with what the training goes on from."""
 RESULTS_ENDING = ".results.json"
@@ -36,7 +38,7 @@ ANSWERED_ENDING = ".answered.jsonl"
 """Of the history of secure sums that a site has answered, over jobs."""
 MOST_ANSWERED = 1 << 30
 """Bytes of that history."""
-ENDINGS = (AFTER_ENDING, ASKED_ENDING, INPUTS_ENDING, ALONE_ENDING, WORK_ENDING, RESULTS_ENDING)
+ENDINGS = (AFTER_ENDING, ASKED_ENDING, DECISION_ENDING, INPUTS_ENDING, ALONE_ENDING, WORK_ENDING, RESULTS_ENDING)
 WAIT = 30.0
 """Seconds that a job which continues a federation gives the process of the job before to end."""
 

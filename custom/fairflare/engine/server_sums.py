@@ -22,7 +22,7 @@ from fairflare.engine.gate import Verdict, reply_of
 from fairflare.engine.norms import SUM, norms_of
 from fairflare.privacy.identity import PROOF
 from fairflare.privacy.referee import barred
-from fairflare.privacy.secure_sums import Ring, Scale, masked_sizes, passed_on
+from fairflare.privacy.secure_sums import Ring, Scale, combine, masked_sizes, passed_on
 from fairflare.privacy.statements import Sealed
 from fairflare.privacy.sum_keys import NONE, SEALED, SHARE, recover, self_masked, stream_of, threshold
 from fairflare.privacy.sum_protocol import ATTEMPTS, SumRefused
@@ -181,20 +181,33 @@ class ServerSums:
             return Summed(None, [], rejections, last)
         return Summed(added, [weighed[site][0] for site in roster], rejections, last)
 
-    def total(self, transport: Transport, models: SiteModels, round: Round, check: CheckSums, terms: int) -> Total:
+    def total(
+        self,
+        transport: Transport,
+        models: SiteModels,
+        round: Round,
+        check: CheckSums,
+        terms: int,
+        task: str = "calibrate",
+        orders: Mapping[str, float] | None = None,
+    ) -> Total:
         """Numbers of every site (``terms`` each) that masks hide, whatever the rounds' scheme: of all, or of none."""
         roster = sorted(site for site in models if site in self.statements)
         rejections = [
             checks.Rejection(site, "key", "its key for secure sums is not known") for site in models.keys() - roster
         ]
         model, read = next(iter(models.values()), NOTHING), partial(_bytes_of, name="sum", sizes=masked_sizes(terms))
-        sealed, roster, lost, _ = self._ask(transport, "calibrate", roster, round, read, {}, model, attempts=1)
+        sealed, roster, lost, _ = self._ask(transport, task, roster, round, read, {}, model, 1, orders=orders)
         rejections += lost
         total = _added(lambda: passed_on({site: sealed[site] for site in roster}), roster, rejections)
         if total is None:
             return Total([], {}, rejections)
         statements = {site: self.statements[site] for site in roster}
         return Total(roster, {"sealed": {"sums": total, "attempt": 0, "statements": statements}}, rejections)
+
+    def read(self, told: Mapping[str, Any], terms: int) -> list[float]:
+        """The numbers of a ``Total``."""
+        return combine(list(told["sealed"]["sums"].values()))
 
     def _ask(
         self,
@@ -207,6 +220,7 @@ class ServerSums:
         model: StateDict | None = None,
         attempts: int = ATTEMPTS,
         masks: SelfMasked | None = None,
+        orders: Mapping[str, float] | None = None,
     ) -> tuple[dict[str, T], list[str], list[checks.Rejection], list[Answer]]:
         """What ``check`` made of the answers of all sites of a roster; without those that fell silent on the way.
 
@@ -219,7 +233,8 @@ class ServerSums:
             if len(roster) < least:
                 break
             sealed = {**content, "attempt": attempt, "statements": {site: self.statements[site] for site in roster}}
-            asked = {site: Instruction(task, round, model or NOTHING, sealed=sealed) for site in roster}
+            how: dict[str, Any] = {"orders": orders or {}, "sealed": sealed}
+            asked = {site: Instruction(task, round, model or NOTHING, **how) for site in roster}
             answers = list(transport.exchange(asked))
             reading = check if masks is None else partial(masks.read, check=check, sites=len(roster))
             found, refused, _ = checks.first_good(answers, reading, round.number)

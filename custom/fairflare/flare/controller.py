@@ -34,9 +34,8 @@ from fairflare.core.tensor_files import Stored, file_types
 from fairflare.core.validation import expected
 from fairflare.engine.files import AUDIT
 from fairflare.engine.loop import Observer
-from fairflare.engine.setup.assembly import Credentials, build_federation, site_names
+from fairflare.engine.setup.assembly import build_federation, site_names
 from fairflare.engine.setup.config import RunConfig
-from fairflare.engine.setup.join_server import Join
 from fairflare.engine.setup.parts import build_parts
 from fairflare.engine.setup.weights import find
 from fairflare.engine.straggler_policy import EarlyEnd, Ending
@@ -157,9 +156,6 @@ class FairController(ModelController):
             find(config.init_from, place)
         if config.evaluation:  # of a federation whose other sites have trained the model
             self._asked = frozenset(site_names(config))
-        if config.join:
-            self._join(folder, config)
-            return
         parts = build_parts(config)
         for line in parts.origin.lines() if parts.origin else ():
             self.info(line)
@@ -184,15 +180,6 @@ class FairController(ModelController):
                 with contextlib.suppress(RunFailed):  # aborted after all was done
                     countersign()
             if own and not paths.is_named():
-                paths.hand_over(folder, Path(self.get_run_dir()))
-
-    def _join(self, folder: Path, config: RunConfig) -> None:
-        """Folds and sums of a join; what there is in the end comes with the job's result."""
-        keys = Credentials() if config.secure_sum == NONE else server_credentials(self.fl_ctx)
-        try:
-            Join(config, self, folder, self.env, keys).run()
-        finally:
-            if not paths.is_named():
                 paths.hand_over(folder, Path(self.get_run_dir()))
 
     def sites(self) -> list[str]:

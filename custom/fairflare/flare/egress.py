@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib
 import re
 from pathlib import Path
 from typing import Any
@@ -34,12 +33,8 @@ OF_FILTERS = frozenset({MetaKey.FILTER_HISTORY, "svt_privacy_budget", "svt_priva
 """What FLARE's own filters, a site's ``privacy.json``, note in the meta before this one: it stays behind."""
 MASK = "fairflare_mask"
 """Property of a task's context: from an answer to the one that may leave, in a run with secure sums."""
-JOIN = "fairflare.engine.setup.join_site"
-"""What takes the site's place in a join: imported by name, for only a join's job carries it."""
 SIGN = "fairflare_sign"
 """From an answer as it leaves to its signature, at a site with a certificate."""
-PHASE = "fairflare_phase"
-"""Property of a task's context in a join: the number of its phase."""
 PUBLIC_TEXT = re.compile(r"[A-Za-z][A-Za-z0-9_ :.]{0,79}")
 """An error's name: nothing that could be a path or carry a message."""
 
@@ -55,7 +50,6 @@ class EgressFilter(DXOFilter):
         super().__init__(supported_data_kinds=None, data_kinds_to_filter=None)
         self.config = config
         self._egress: Egress | None = None
-        self._phase: Any = None
 
     def process(self, shareable: Shareable, fl_ctx: FLContext) -> Shareable:
         """The checked parts of the result, put together anew, or an error whose text names the part at fault."""
@@ -90,17 +84,12 @@ class EgressFilter(DXOFilter):
         self._check(task, model, fl_ctx)
 
     def _check(self, task: str, model: FLModel, fl_ctx: FLContext) -> None:
-        phase = fl_ctx.get_prop(PHASE)
-        if self._egress is None or self._phase != phase:
+        if self._egress is None:
             vouch_for_code(fl_ctx)
             config = job_config(self.config, fl_ctx)
             own = _own(fl_ctx)
             least = stricter(own.min_count, config.min_count) if own else config.min_count
-            if config.join:
-                self._egress = importlib.import_module(JOIN).leaves_in(config, phase, least, own)
-            else:
-                self._egress = leaves(config, site_parts(config), least, own)
-            self._phase = phase
+            self._egress = leaves(config, site_parts(config), least, own)
         metrics = {} if model.metrics == ANSWERED else model.metrics or {}
         found = dataclasses.replace(
             answer_from_model(model, site=""),

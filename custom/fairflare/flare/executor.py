@@ -35,7 +35,7 @@ from fairflare.engine.setup.site_parts import site_parts
 from fairflare.engine.site import Site
 from fairflare.flare import wire
 from fairflare.flare.credentials import HEADS, OF_CLIENT, Heads, log_signer, site_credentials
-from fairflare.flare.egress import JOIN, MASK, PHASE, SIGN, EgressFilter
+from fairflare.flare.egress import MASK, SIGN, EgressFilter
 from fairflare.flare.paths import federation_id, is_named, job_config, memory_file, vouch_for_code
 from fairflare.privacy.schemes import NONE
 from fairflare.privacy.statements import LAST
@@ -128,7 +128,6 @@ class FairExecutor(Executor):
 
         The site's own filters see the update first; the job's filter, the last one, masks it and lets no other pass.
         """
-        fl_ctx.set_prop(PHASE, instruction.phase, private=True, sticky=False)
         if self._heads is not None:
             self._heads.receive(instruction)
             fl_ctx.set_prop(SIGN, self._heads.sign, private=True, sticky=False)
@@ -172,11 +171,6 @@ class FairExecutor(Executor):
             if config.init_from and config.tune != "all":  # the frozen body is read at every site
                 brought = Path(fl_ctx.get_prop(FLContextKey.APP_ROOT) or ".") / "config"
                 importlib.import_module(WEIGHTS).find_body(config.init_from, brought, find_site_config(local, name))
-            if config.join:
-                phases: Any = importlib.import_module(JOIN).Phases(config, name, memory, local, tell, own, ledger)
-                self._claim.callback(phases.close)
-                self._site = phases
-                return phases
             parts = site_parts(config)
             self._site = build_site(config, parts, name, memory, local, tell, own, ledger)
             if parts.task.by_script:

@@ -47,7 +47,7 @@ from fairflare.networks.own import class_path
 from fairflare.privacy.schemes import NONE
 
 FILES = ("fairflare_policy.yaml", "fairflare_policy.yml", "fairflare_policy.json")
-SOLO, JOIN = "solo", "join"
+SOLO = "solo"
 """In ``after``: the benefit of joining for the site, of the run's own models, and in a job that asks nothing else."""
 HERE = "this site's policy file"
 """What a submitter reads in place of its path."""
@@ -114,8 +114,6 @@ class Policy:
         others = [name for name in config.exchanges if self.after is not None and name not in self.after]
         if others:
             raise UserError(f"exchanges: expected some of {', '.join(self.after or ())}, got {others[0]!r}")
-        if self.after is not None and config.join and JOIN not in self.after:
-            raise UserError("join: expected none, for this site does not report its benefit of joining")
         if self.thresholds is not None or self.columns is not None:
             self._check_task(config)
         private = config.components.trainer.private
@@ -366,11 +364,6 @@ def check_config(content: Mapping[str, Any], policy: Policy, homes: list[Path], 
         _check_home(key, name, policy, homes)
     policy = after_spending(policy, state, config) if state else policy
     policy.check(config)
-    if config.join:
-        from fairflare.engine.setup.join_plan import plan_of  # never from the job: this process imports nothing of it
-
-        for run in plan_of(config).runs.values():
-            policy.check(run)
 
 
 def _names(options: Mapping[str, Any]) -> Iterator[tuple[str, str]]:

@@ -8,11 +8,9 @@ user's own files import. ``MANIFEST.json`` lists what is there.
 
 from __future__ import annotations
 
-import importlib
 import json
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import replace
 from importlib.metadata import EntryPoint
 from importlib.util import find_spec
 from pathlib import Path
@@ -33,7 +31,6 @@ from fairflare.engine.setup.at_site import EXTERNAL
 from fairflare.engine.setup.method_parts import STEP_CLASSES
 from fairflare.engine.setup.run_config import RunConfig
 from fairflare.engine.setup.site_parts import FOLDS, TUNING
-from fairflare.flare.egress import JOIN
 from fairflare.flare.executor import SCRIPT, WEIGHTS
 from fairflare.functional.likelihood import COX_SUMS
 from fairflare.networks.own import MONAI, is_own
@@ -177,10 +174,6 @@ def _reached(names: Iterable[str], own: Iterable[Path], modules: Mapping[str, Pa
 
 def modules_of_run(config: RunConfig) -> list[str]:
     """The modules of a run that no import names: its parts, its task, metrics, and where parts are looked for."""
-    if config.join:
-        join = importlib.import_module(JOIN)
-        runs = [replace(run, join={}, fold="0/2/0") for run in join.plan_of(config).runs.values()]
-        return [JOIN, *(name for run in runs for name in modules_of_run(run))]
     entry = registry.get_method(config.method)
     classes = [*registry.owners(entry, **config.parts).values(), tasks.known(config.task)]
     homes = [f"{PACKAGE}.{module}" for module, _ in registry.BASES.values()]

@@ -1,20 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether a hospital gains by a candidate model: benefits out of fold, and a hierarchical model over hospitals.
+"""A hierarchical model over hospitals, of sums: a posterior for each hospital's value, averages and forecasts.
 
-A hospital's benefit is the loss of its own model less that of the candidate, so that positive is a gain. Risks are out
-of fold: each patient's come from models that never saw this patient, in ``Design.repeats`` repetitions. All that leaves
-a hospital are terms of sums over hospitals (``moments``, ``terms``); each hospital then computes its own posterior from
-the totals less its own terms, so that a server that sees totals alone sees no hospital's benefit. At the end: the best
-that a hospital's table gives alone, penalised regression or boosted trees, chosen by cross-validation.
+All that leaves a hospital are terms of sums over hospitals (``moments``, ``terms``); each hospital then computes its
+own posterior from the totals less its own terms, so that a server that sees totals alone sees no hospital's value.
 """
 
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -22,7 +18,7 @@ from fairflare.functional.intervals import Array as Array
 from fairflare.functional.intervals import Owners as Owners
 from fairflare.functional.intervals import by_patient as by_patient
 
-LEVEL, POWER = 0.95, 0.8
+LEVEL = 0.95
 POINTS = 60
 """Values of the spread between hospitals, over which the posterior is integrated."""
 SLOPE_SD = 10.0
@@ -31,83 +27,6 @@ LEAST_VARIANCE = 1e-10
 LEAST_DISAGREEMENT = 1e-8
 SHRUNK_BY = 2.0
 """Added to the denominator of a regression's slopes when variances are smoothed."""
-GAINS, LOSES, SAME, UNCLEAR = "gains", "loses", "no difference that matters", "cannot be told"
-MATTERS = 0.02
-"""A benefit whose interval lies within -/+ this share of the own model's loss makes no difference that matters."""
-
-
-@dataclass(frozen=True)
-class Design:
-    """How patients are tested out of fold.
-
-    Attributes:
-        folds: F >= 2.
-        repeats: R >= 1 times that the folds are dealt.
-        exponent: of the learning curve, the own model's excess error falls as n^-exponent; 0: no correction, and the
-            benefit is that of the models of (F - 1) / F of the patients.
-    """
-
-    folds: int = 5
-    repeats: int = 3
-    exponent: float = 0.7
-
-    @property
-    def kappa(self) -> float:
-        """The part of the own model's excess error that all patients take away beside (F - 1) / F of them."""
-        return float(1 - ((self.folds - 1) / self.folds) ** self.exponent)
-
-    @property
-    def factor(self) -> float:
-        """What multiplies a patient's variance: 1 / R + F / (F - 1); Nadeau and Bengio, Machine Learning 52, 2003."""
-        return 1 / self.repeats + self.folds / (self.folds - 1)
-
-
-class Benefit(NamedTuple):
-    """A hospital's benefit by one candidate.
-
-    Attributes:
-        n: patients.
-        mean: e, over patients and repetitions.
-        variance: s2 of one patient's difference, the mean over repetitions.
-        disagreement: q, the mean squared difference of the two risks; needs no outcome.
-    """
-
-    n: int
-    mean: float
-    variance: float
-    disagreement: float
-
-    def interval(self, design: Design, level: float = LEVEL) -> tuple[float, float]:
-        """e -/+ t sqrt(f s2 / n): from this hospital's patients alone."""
-        from scipy.special import stdtrit
-
-        half = float(stdtrit(self.n - 1, (1 + level) / 2)) * math.sqrt(design.factor * self.variance / self.n)
-        return self.mean - half, self.mean + half
-
-
-def brier_benefit(
-    labels: Array, own: Array, candidate: Array, design: Design, patients: Owners | None = None
-) -> Benefit:
-    """Of squared errors: d = (2 - kappa) r D - D^2 with D = candidate - own and r = label - own.
-
-    Args:
-        labels: (N,) 0 or 1.
-        own, candidate: (R, N) risks out of fold.
-        design: without its correction d is the plain difference of squared errors.
-        patients: as of ``by_patient``.
-    """
-    move = candidate - own
-    return of_differences((2 - design.kappa) * (labels - own) * move - move**2, move, patients)
-
-
-def of_differences(differences: Array, move: Array, patients: Owners | None = None) -> Benefit:
-    """The sums of (R, N) differences in loss between models whose risks are ``move`` (R, N) apart.
-
-    ``patients``: as of ``by_patient``.
-    """
-    each = by_patient(differences, patients)
-    found = differences.mean(), each.var(axis=1, ddof=1).mean(), (move**2).mean()
-    return Benefit(each.shape[1], *(float(value) for value in found))
 
 
 # Variances, smoothed over hospitals: a hospital's own follows its own chance.
@@ -314,75 +233,3 @@ def stretch(sites: int) -> float:
     from scipy.special import ndtri, stdtrit
 
     return float(stdtrit(max(sites - 2, 3), (1 + LEVEL) / 2) / ndtri((1 + LEVEL) / 2))
-
-
-# What is said.
-
-
-def verdict(p_harm: float, low: float, high: float, margin: float, limit: float = 0.05) -> str:
-    """By the probability of harm; ``SAME`` where the interval lies within -/+ ``margin``."""
-    if low >= -margin and high <= margin:
-        return SAME
-    if p_harm < limit:
-        return GAINS
-    return LOSES if p_harm > 1 - limit else UNCLEAR
-
-
-def patients_needed(benefit: float, variance: float, design: Design) -> float:
-    """About how many patients in all would tell the expected benefit from none, with a power of .8; inf for none.
-
-    ``variance`` is that of a patient's difference.
-    """
-    from scipy.special import ndtri
-
-    if not benefit:
-        return math.inf
-    reach = float(ndtri((1 + LEVEL) / 2) + ndtri(POWER)) / benefit
-    return math.ceil(design.factor * variance * reach**2)
-
-
-INNER, PENALTIES = 5, np.logspace(-3, 2, 6)
-SCORE = "neg_brier_score"
-REGRESSION, TREES = "regression", "trees"
-GROWN = {"learning_rate": 0.05, "max_iter": 100, "max_leaf_nodes": 8, "min_samples_leaf": 10, "l2_regularization": 1.0}
-
-
-def own_risks(x: Array, y: Array, new: Array, patients: Owners | None = None) -> tuple[Array, str]:
-    """Risks (M,) of the rows ``new`` (M, F) by the own model of the rows (x, y), and its kind; see ``own_model``."""
-    from threadpoolctl import threadpool_limits
-
-    model, kind = own_model(x, y, patients)
-    with threadpool_limits(1):
-        return np.asarray(model.predict_proba(new)[:, 1]), kind
-
-
-def own_model(x: Array, y: Array, patients: Owners | None = None) -> tuple[Any, str]:
-    """The better of two models of the rows (x, y), and which it is.
-
-    Args:
-        x: (N, F) finite.
-        y: (N,) 0 or 1, two or more of each.
-        patients: (N,) whose rows lie in one part of the cross-validation; None: each row is another patient.
-
-    Returns:
-        A fitted classifier of scikit-learn, and "regression" or "trees". Classes of fewer than three patients give a
-        regression without cross-validation.
-    """
-    from sklearn.ensemble import HistGradientBoostingClassifier
-    from sklearn.linear_model import LogisticRegression
-    from sklearn.model_selection import GridSearchCV, StratifiedGroupKFold, StratifiedKFold, cross_val_score
-    from threadpoolctl import threadpool_limits
-
-    owner = np.arange(len(y)) if patients is None else patients
-    folds = min(INNER, *(len(np.unique(owner[y == k])) for k in (0, 1)))
-    with warnings.catch_warnings(), threadpool_limits(1):
-        warnings.simplefilter("ignore")  # of a solver that stops before it has converged
-        if folds < 3:
-            return LogisticRegression(C=0.1).fit(x, y), REGRESSION
-        dealing = StratifiedKFold if patients is None else StratifiedGroupKFold
-        inner = list(dealing(folds, shuffle=True, random_state=0).split(x, y, patients))
-        ridge = GridSearchCV(LogisticRegression(max_iter=300), {"C": PENALTIES}, scoring=SCORE, cv=inner).fit(x, y)
-        trees = HistGradientBoostingClassifier(**GROWN, random_state=0)
-        if cross_val_score(trees, x, y, scoring=SCORE, cv=inner).mean() > ridge.best_score_:
-            return trees.fit(x, y), TREES
-        return ridge.best_estimator_, REGRESSION

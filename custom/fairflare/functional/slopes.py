@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fairflare.functional.decision import LEAST_DISAGREEMENT, Array, Design, Doubt, Normals
+from fairflare.functional.decision import LEAST_DISAGREEMENT, Array, Doubt, Normals
 
 PULLS = np.array([1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1000.0])
 """Inverse variances of hospitals' slopes, on standardised features."""
@@ -180,12 +180,14 @@ class Regressed(NamedTuple):
         return Regressed(self.q, Normals(self.of.weights, means, np.sqrt((WIDER * self.of.sds) ** 2 + variance)))
 
 
-def misfit_terms(part: Right, mean: float, design: Design) -> Array:
+def misfit_terms(part: Right, mean: float, factor: float) -> Array:
     """(2,) terms of a sum over hospitals: 1 / variance of a from patients out of fold, and times its distance.
 
-    ``mean`` is that of a by the hospital's regression.
+    Args:
+        mean: that of a by the hospital's regression.
+        factor: what folds have in common, see ``Folds.factor``.
     """
-    precision = 1 / (design.factor * part.variance)
+    precision = 1 / (factor * part.variance)
     return np.array([precision, precision * (part.a - mean)])
 
 
@@ -205,25 +207,6 @@ LEAST_SPREAD = 1e-4
 UNLIKE = Doubt(0.15, 0.3, 0.5)
 """Of the part that is right. Without it a fifth of the hospitals with slopes of their own are harmed in simulated mixed
 federations, since the others speak for them; chosen there, and checked on federations of other seeds."""
-
-
-def common_weights(products: Array) -> Array:
-    """(C,) the weights on the simplex with the least w' G w, which are the same at every hospital.
-
-    The least of w' G w + (1' w - 1)^2 over w >= 0 has the same direction, whatever the scale, and is a problem of
-    non-negative least squares.
-
-    Args:
-        products: (C, C) mean of (p - y)(p - y)' over hospitals, of all candidates but the own models.
-    """
-    from scipy.optimize import nnls
-
-    values, vectors = np.linalg.eigh(products)
-    root = np.sqrt(np.clip(values, 0.0, None))[:, None] * vectors.T
-    found, _ = nnls(np.vstack([root, np.ones(len(products))]), np.append(np.zeros(len(root)), 1.0))
-    if found.sum() <= 0:
-        raise ValueError("expected finite error products")
-    return np.asarray(found / found.sum())
 
 
 class Right(NamedTuple):

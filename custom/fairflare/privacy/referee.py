@@ -165,6 +165,19 @@ class Referee:
         about = {"of": of, "round": round, "model": self._model, "mark": self._mark, "sites": list(sites)}
         self.history.add({"run": self.run, "subject": self.subject, **about})
 
+    def decided(self, patients: str, n: int, least: int) -> None:
+        """Keep that a decision was asked of ``n`` patients, whose hash is ``patients``.
+
+        Two decisions on nearly the same patients tell of the few between. Raises EgressRefused where a decision of
+        this subject was on others, fewer than ``least`` apart in number.
+        """
+        past = [entry for entry in self.history.read() if "decided" in entry and entry["subject"] == self.subject]
+        near = [entry for entry in past if entry["decided"] != patients and abs(entry["n"] - n) < least]
+        if near:
+            raise EgressRefused("decided_near: this site has made a decision before on nearly the same patients")
+        if not past or past[-1]["decided"] != patients:
+            self.history.add({"run": self.run, "subject": self.subject, "decided": patients, "n": n})
+
     def _is_near(self, mark: Sequence[float]) -> bool:
         """Whether an answer to the model of ``mark`` tells much of this one's; parts of exact sums never change."""
         return self.exact or math.dist(mark, self._mark) <= self._near

@@ -1,19 +1,29 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The page of a decision: alone, use, or join, with one forest plot. It is made of ``decision.json`` alone."""
+"""The pages of a decision: alone, use, or join. All is made of ``decision.json`` alone.
+
+The decision sheet tells one hospital on one A4 page; its texts are in ``sheet_texts/LANGUAGE.yaml``.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import json
+import math
 from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 from fairflare.report import svg
 from fairflare.report.svg import BLUE, DARK, GREEN, ORANGE, inline
-from fairflare.report.values import Estimate, drawn, rendered
+from fairflare.report.values import Estimate, drawn, rendered, signed
 
 Json = dict[str, Any]
 LABELS = {"U": "using minus own", "J": "joining minus own", "D": "joining minus using"}
 COLOURS = {"U": BLUE, "J": GREEN, "D": ORANGE}
 MAX_DRAWN = 40
+TEXTS = Path(__file__).parent / "sheet_texts"
+LANGUAGES = ("en", "de", "fr", "es")
 
 
 @inline("decision")
@@ -31,15 +41,58 @@ def forest(figure: Any, found: Json) -> str | None:
     return "Above 0 the first-named is better"
 
 
+@inline("hospital")
+def one_hospital(figure: Any, of: Json) -> str:
+    """The three differences of one hospital, from its "estimands" and the "words" of a language."""
+    estimands, words = of["estimands"], of["words"]
+    rows = words["rows"]
+    series = [svg.Series("", [_thousandths(estimands[key]) for key in rows], GREEN)]
+    svg.dots(figure, list(rows.values()), series, words["axis"], at=[(0, "", DARK)], columns=1)
+    return str(words["plot_head"])
+
+
 def _thousandths(estimate: Json) -> Estimate:
     return Estimate(*(1000 * estimate[key] for key in ("value", "low", "high")))
 
 
-def with_figures(found: Mapping[str, Any]) -> Json:
-    """``found`` with what a page draws."""
-    return {**found, "figures": drawn([forest(dict(found))])}
-
-
 def page(found: Mapping[str, Any]) -> str:
-    """``join.html`` of a decision without further methods."""
-    return rendered("decision", found=with_figures(found), title=found["title"])
+    """``join.html``."""
+    shown = {"methods": {}, "secure": False, "privacy": {}, "refused": {}, "not_validated": "", **found}
+    return rendered("decision", found={**shown, "figures": drawn([forest(dict(found))])}, title=found["title"])
+
+
+@cache
+def texts(language: str) -> Mapping[str, Any]:
+    """The catalogue of a language, one of ``LANGUAGES``."""
+    import yaml
+
+    found: Json = yaml.safe_load((TEXTS / f"{language}.yaml").read_text(encoding="utf-8"))
+    return found
+
+
+def local(figure: str, words: Mapping[str, Any]) -> str:
+    return figure.replace(".", str(words["decimal"]))
+
+
+def sheet_page(found: Mapping[str, Any], site: str, language: str = "en") -> str:
+    """A hospital's sheet; ``found``: the content of decision.json, or what a site keeps of its own."""
+    words, row = texts(language), found["sites"][site]
+    gain = {key: _ends(of, 1) for key, of in row["estimands"].items()}
+    benefit = {key: _ends(of, 0) for key, of in row["net_benefit"].items()}
+    further = found["calibration"].get("log_ratio")
+    canonical = json.dumps({"title": found.get("title", ""), "row": row}, sort_keys=True)
+    more = {
+        "gain": gain,
+        "benefit": benefit,
+        "ratio": [math.exp(further[key]) for key in ("next_low", "next_high")] if further else [],
+        "hash": hashlib.sha256(canonical.encode()).hexdigest()[:16],
+        "figures": drawn([one_hospital({"estimands": row["estimands"], "words": words})]),
+        "reason": row["reason"] if language == "en" else "",
+    }
+    about = {"title": "", "versions": "", **found}
+    filters: dict[str, Any] = {"local": local}
+    return rendered("sheet", filters, found=about, row=row, site=site, words=words, lang=language, **more)
+
+
+def _ends(of: Json, digits: int) -> list[str]:
+    return [signed(1000 * of[key], digits) for key in ("value", "low", "high")]

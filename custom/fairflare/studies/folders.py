@@ -33,16 +33,16 @@ from fairflare.studies.labels import RUN_FILE
 
 COMPARISON, COMPARISON_PAGE, CONTRIBUTION = "compare.json", "compare.html", "contribution.json"
 RIDER, RIDERS = "rider.json", "riders.json"
-JOIN, JOIN_PAGE, SHEETS, OWN_MODELS = "join.json", "join.html", "sheets", "own"
+JOIN_PAGE, SHEETS, MODELS, RUN = "join.html", "sheets", "models", "run"
 DECISION, QUESTION = "decision.json", "question.json"
 SUMMARIES: tuple[str, ...] = (
     COMPARISON,
     COMPARISON_PAGE,
     CONTRIBUTION,
     RIDERS,
-    JOIN,
     JOIN_PAGE,
     DECISION,
+    QUESTION,
     "tables.csv",
 )
 SUMMARIES += ("compare.csv", "compare.md", "compare.tex")
@@ -54,9 +54,10 @@ STATEMENTS = ("statement.md", "statement.json")
 RUN_FILES: tuple[str, ...] = (CONFIG, files.AUDIT, *WEIGHTS, REPORT, PAGE, LOG, FLARE_LOG, RIDER, RUN_FILE, *STATEMENTS)
 RUN_FILES += EVALUATION_FILES
 TENSORS = re.escape(files.SUFFIX)
+MIX_FILES = re.compile(rf"mix(\.json|{TENSORS})")
 PREFLIGHT = re.compile(r"(preflight|errors)_[^/]+\.txt")
 RUN_FOLDERS = {
-    SITES: re.compile(rf"[^/]+({TENSORS}(\.lock)?|\.(after|asked|inputs)\.json)"),
+    SITES: re.compile(rf"[^/]+({TENSORS}(\.lock)?|\.(after|asked|decision|inputs)\.json)"),
     files.JOINED: re.compile(rf"\d+{re.escape(files.SUFFIX)}"),
     files.UNSCORED: re.compile(rf"\d+{TENSORS}"),
     files.BEST_MODELS: re.compile(rf"\d+{TENSORS}"),
@@ -230,8 +231,8 @@ def check_collection(folder: Path, is_part: Callable[[str], bool] = lambda name:
             # perhaps of a command that was killed before the configuration was there
             half_made = all(files.HALF_WRITTEN.fullmatch(one.name) for one in content(item)) and not strangers(item)
             known = is_part(item.name) and (is_run(item) or half_made)
-            inside = {SHEETS: RUN_FOLDERS[EDITIONS], OWN_MODELS: RUN_FOLDERS[SITES]}.get(item.name)
-            known |= inside is not None and all(_is_own_file(one, inside) for one in content(item))
+            known |= item.name == SHEETS and all(_is_own_file(one, RUN_FOLDERS[EDITIONS]) for one in content(item))
+            known |= item.name == MODELS and all(_is_own_file(one, MIX_FILES) for one in item.glob("*/*"))
         else:
             known = _is_own_file(item, re.compile("|".join(map(re.escape, SUMMARIES))))
         if not known:

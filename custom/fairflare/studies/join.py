@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Should a hospital join, and with which model: federations of folds, every patient tested by models that never saw it.
+"""Alone, use, or join: a question to a federation, in place or as one FLARE job, and its folder.
 
-The federation is computed on this machine, and so are the sums over each hospital's patients. ``report.join`` makes the
-answer of them.
+On a table of two classes the decision needs one federated regression (``decision``). METHODs of the house may be asked
+besides, in place: for each fold a federation trains without it, so that every patient is tested by models that never
+saw this patient.
 """
 
 from __future__ import annotations
@@ -15,80 +16,111 @@ from typing import Any
 
 import numpy as np
 
-from fairflare.core.errors import DataError, UserError
+from fairflare.core.errors import DataError, RunFailed, UserError
 from fairflare.core.validation import expected, shown
 from fairflare.data.tensors import Split
-from fairflare.decision.decide import Decision
-from fairflare.decision.study import MAX_COLUMNS, decision_of, left_aside
-from fairflare.engine.files import save_json, save_text
+from fairflare.decision import methods as compared_methods
+from fairflare.decision.decide import Answer
+from fairflare.decision.methods import BRIER, C_INDEX, DICE
+from fairflare.decision.regression import MEMBER, OWN, Array, Hospital
+from fairflare.decision.study import (
+    CONTENT,
+    MAX_COLUMNS,
+    content,
+    decision_of,
+    expected_false,
+    hospital_of,
+    left_aside,
+    measurements,
+    row_from,
+    row_of,
+)
+from fairflare.decision.sums import Plan
+from fairflare.engine.audit import AuditLog
+from fairflare.engine.exchanges.clinical import event_of
+from fairflare.engine.exchanges.decide import own_answer
+from fairflare.engine.files import AUDIT, private_folder, read_json, save_json, save_text
+from fairflare.engine.memory import DECISION_ENDING
 from fairflare.engine.preflight import SMALL
 from fairflare.engine.setup.config import RunConfig, site_of_client
+from fairflare.engine.setup.local import SITES
 from fairflare.engine.setup.parts import Parts, build_parts
-from fairflare.functional.decision import TREES, Array, Design, own_model
-from fairflare.functional.exchange import Deployed
-from fairflare.functional.reasons import Models, explained
-from fairflare.inference.mix import event_index
-from fairflare.report.decision import page as decision_page
-from fairflare.report.join import OWN, OutOfFold, answers, page
+from fairflare.inference.mix import save_mix
+from fairflare.report.decision import page, sheet_page
 from fairflare.report.sentences import study
 from fairflare.studies import candidates as offered
 from fairflare.studies import display
-from fairflare.studies.candidates import keep_own
-from fairflare.studies.folders import DECISION, JOIN, JOIN_PAGE, QUESTION, check_collection, created, opened
+from fairflare.studies.folders import (
+    DECISION,
+    JOIN_PAGE,
+    MODELS,
+    QUESTION,
+    RUN,
+    SHEETS,
+    check_collection,
+    created,
+    opened,
+)
 from fairflare.studies.forecast import question_of
-from fairflare.studies.joined import by_group, differences, write_sheets
-from fairflare.studies.labels import folder_name, split_method
+from fairflare.studies.labels import folder_name
 from fairflare.studies.parallel import Workers
-from fairflare.studies.runs import run_once
+from fairflare.studies.runs import execute_deployed, run_once
 from fairflare.studies.study import SHARED, Study, config_of, facts
-from fairflare.tasks.folds import ALL, FEWEST, TOO_FEW, dealt, everyone, outcomes, untestable
+from fairflare.tasks.folds import TOO_FEW, dealt, everyone, outcomes, untestable
 
 Json = dict[str, Any]
+DATA_ONLY = "fedavg"
+"""The method whose configuration says which data, where none is asked."""
 SEEDED = "seed"
 """Draws of ``dp-sgd`` that protect nobody."""
+SECRET = {"secure_sum": "masks", "min_sites": 5}
+"""Five hospitals: a sum of fewer hides too little."""
+LAST = {"best_by": "none", "headline": "final"}
+"""All patients train, so that none chooses a model."""
+ROUNDS = 8
+"""Of the exact regression that a job trains first."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Question:
-    """What is asked of methods, "name:key=value" as in ``compare``, on a task of classes, times or masks in memory.
+    """What is asked of a task, and of methods, "name:key=value" as in ``compare``.
 
-    A shared model counts with an own intercept, too.
+    Attributes:
+        choices: rounds, sites and values of ``make_config``.
+        made: method -> its run, where that is made already.
+        event: the class whose risk is asked for, against all others; "": the task's own of two classes.
     """
 
-    methods: tuple[str, ...]
     task: str
-    design: Design = dataclasses.field(default_factory=Design)
-    margin: float = 0.002
-    """A loss (Brier score) that does not matter; 0: strict."""
-    new_size: int = 100
-    """Patients of a hospital that is not in yet."""
+    methods: tuple[str, ...] = ()
+    plan: Plan = Plan()
     seed: int = 0
     choices: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    """Rounds, sites and values of ``make_config``."""
     made: Mapping[str, RunConfig] = dataclasses.field(default_factory=dict)
-    """Method -> its run, where that is made already."""
     event: str = ""
-    """The class whose risk is asked for, against all others; "": the task's own of two classes."""
-    shares: bool = False
-    """Whether a shared model counts with the hospital's own class shares, too."""
-
-    def runs(self) -> dict[str, RunConfig]:
-        """Folder name -> run, for every method, deal and fold."""
-        found = {}
-        for label, config in self.each().items():
-            for deal, number in self._folds():
-                fold = f"{number}/{self.design.folds}/{deal}"
-                found[self.name(label, deal, number)] = offered.on_fold(config, fold)
-        return found
-
-    def deployed(self) -> dict[str, RunConfig]:
-        """Folder name -> run on all patients, which ``combine`` needs anyhow."""
-        return {f"{folder_name(label)}-{ALL}": offered.on_fold(config, ALL) for label, config in self.each().items()}
 
     def each(self) -> dict[str, RunConfig]:
         """Method -> its run, without a fold."""
         choices = (self.task, self.seed, self.choices)
         return {label: self.made.get(label) or config_of(label, *choices, draw=False) for label in self.methods}
+
+    @property
+    def base(self) -> RunConfig:
+        """Says which data."""
+        first = self.methods[0] if self.methods else DATA_ONLY
+        return self.made.get(first) or config_of(first, self.task, self.seed, self.choices, draw=False)
+
+    def runs(self) -> dict[str, RunConfig]:
+        """Folder name -> run, for every method, deal and fold."""
+        folds = [(deal, fold) for deal in range(self.plan.deals) for fold in range(self.plan.folds)]
+        return {
+            self.name(label, deal, fold): offered.on_fold(config, f"{fold}/{self.plan.folds}/{deal}")
+            for label, config in self.each().items()
+            for deal, fold in folds
+        }
+
+    def name(self, label: str, deal: int, fold: int) -> str:
+        return f"{folder_name(label)}-fold{fold}of{self.plan.folds}-deal{deal}"
 
     def privacy(self) -> Json:
         """Method trained with differential privacy -> whose ("record", "hospital") -> epsilon and delta of a run."""
@@ -103,28 +135,24 @@ class Question:
             found |= {label: one} if one else {}
         return found
 
-    def name(self, label: str, deal: int, fold: int) -> str:
-        return f"{folder_name(label)}-fold{fold}of{self.design.folds}-deal{deal}"
 
-    def _folds(self) -> list[tuple[int, int]]:
-        return [(deal, fold) for deal in range(self.design.repeats) for fold in range(self.design.folds)]
+def asked(configs: Sequence[RunConfig], plan: Plan, methods: bool = True) -> Question:
+    """The question whether to join one of these runs, which share their data; raises UserError.
 
-
-def asked(
-    configs: Sequence[RunConfig], folds: int, repeats: int, margin: float, new_size: int, shares: bool = False
-) -> Question:
-    """The question whether to join one of these runs, which share their data; raises UserError."""
+    ``methods``: whether their models are compared, too.
+    """
     labels, first = [config.method for config in configs], configs[0]
     expected("join", len(set(labels)) == len(labels), "methods of different names", ", ".join(labels))
-    expected("folds", folds >= FEWEST, f"at least {FEWEST}", folds)
-    expected("repeats", repeats >= 1, "at least 1", repeats)
-    expected("no_harm", 0 <= margin <= 0.1, "a loss from 0 to 0.1", margin)
+    expected("folds", 2 <= plan.folds <= 20, "2 to 20", plan.folds)
+    expected("repeats", 1 <= plan.deals <= 50, "1 to 50", plan.deals)
     for config in configs:
         fits = _data(config) == _data(first)
         expected(f"join: {config.method}", fits, f"the data, sites and seed of {first.method}", "others")
     made = {config.method: dataclasses.replace(config, solo=False, trees=False) for config in configs}
-    task, design = f"{first.task}:{first.preset}", Design(folds, repeats)
-    return Question(tuple(labels), task, design, margin, new_size, first.seed, made=made, shares=shares)
+    task = f"{first.task}:{first.preset}"
+    if methods:
+        return Question(task, tuple(labels), plan, first.seed, made=made)
+    return Question(task, (), plan, first.seed, made={DATA_ONLY: made[first.method]})
 
 
 def _data(config: RunConfig) -> dict[str, Any]:
@@ -133,99 +161,54 @@ def _data(config: RunConfig) -> dict[str, Any]:
     return {"options": options, **{key: getattr(config, key) for key in ("task", "preset", "seed", *SHARED)}}
 
 
-def measure_join(
-    question: Question, folder: Path, *, force: bool = False, workers: Workers | None = 1
-) -> dict[str, Any]:
-    """Make the runs that are missing, and report the benefit of joining for each hospital.
+# In place.
 
-    ``folder`` gets a folder per run, join.json, join.html and the folder ``sheets``. Returns as ``report.join.answers``
-    with title, task, methods, privacy (see ``Question.privacy``), refused (site -> why) and own_models (site -> kind ->
-    folds in which it was the better one). Raises UserError: the task has no class to ask for, or examples in files, a
-    method's models cannot be asked one by one, or the folder holds something else.
+
+def measure(question: Question, folder: Path, *, force: bool = False, workers: Workers | None = 1) -> Json:
+    """Answer every hospital, make the runs of METHODs that are missing, and write the folder.
+
+    ``folder`` gets decision.json, question.json for a hospital outside, join.html, the folders ``sheets`` and
+    ``models`` (each hospital's own model mixed with the member model as far as that is safe), and a folder per run.
+    Returns the content of decision.json: as ``decision.study.content`` with title, task, and what METHODs bring
+    (``decision.methods.compared``). Raises UserError: a task that cannot be asked, or the folder holds something else.
     """
-    runs = question.runs()
-    config = next(iter(runs.values()))
-    first = build_parts(config, at_site=True)
-    deployed = question.deployed() if _checked(first, question, runs) else {}
-    design = question.design
-    words = f"{design.folds} folds, {design.repeats} repetitions"
-    display.note(
-        f"{len(runs)} federated trainings ({len(question.methods)} candidate methods, {words}), {len(deployed)} on all "
-        f"patients, and an own model for each fold at each of {len(first.task.sites())} sites"
-    )
-    with Study(runs | deployed).finished(folder, partial(run_once, force=force, page=False), workers=workers):
-        tested, names, kinds, refused = _tested(question, runs, folder)
-        if not tested:
-            raise UserError(f"join: no site has patients enough: {next(iter(refused.values()))}")
-        if plain := not first.task.kind.has_classes:
-            found = differences(tested, names, design)
-        else:
-            tested = _with_deployed(question, deployed, folder, tested, names)
-            found = answers(tested, names, design, question.margin, question.new_size)
-            task = build_parts(dataclasses.replace(config, fold=""), at_site=True).task
-            sites = site_of_client(config, task)
-            for client, one in tested.items():
-                attributes = everyone(task.site_data(sites[client])).attributes
-                found["sites"][client]["groups"] = by_group(one, attributes, names, design)
-        title = titled(config, first)
-        told = {"title": title, "task": question.task, "methods": list(question.methods)}
-        more = {"not_validated": [found["score"]] if plain else [], "new_size": question.new_size}
-        more |= {"event": question.event, "privacy": question.privacy(), "refused": refused}
-        if deployed:
-            bare = dataclasses.replace(config, fold="")
-            decided, _ = _decision(question, bare, build_parts(bare, at_site=True))
-            more |= {"decision": decided} if decided else {}
-        more |= {"own_models": kinds, **facts()}
-        result = {**told, **found, **({} if plain else _why(tested, names, question)), **more}
-        save_json(folder / JOIN, result)
-        save_text(folder / JOIN_PAGE, page(result))
-        write_sheets(result, folder)
-    return result
-
-
-def measure_decision(
-    question: Question, folder: Path, *, threshold: float | None = None, worthwhile: float = 0.0
-) -> dict[str, Any]:
-    """Answer every hospital, alone, use or join, from one federated training (``decision``), and write the page.
-
-    Of ``question`` task, design, event and choices count. ``threshold``: the risk from which on the clinic treats;
-    ``worthwhile``: the smallest net benefit per patient that matters. Returns the content of decision.json: as
-    ``decision.study.decision_of`` with title, task and refused (site -> why). Raises UserError: no table of two
-    classes, or the folder holds something else.
-    """
-    config = next(iter(question.each().values()))
+    config = question.base
     parts = build_parts(config, at_site=True)
-    if not _checked(parts, dataclasses.replace(question, methods=()), {}):
-        raise UserError(f"join decide: expected a table of two classes, or --event CLASS, got {question.task}")
+    everybody, refused = _everybody(parts, site_of_client(config, parts.task))
+    table = _checked(parts, question, everybody)
+    runs = question.runs()
+    result: Json = {"title": titled(config, parts), "task": question.task, "event": question.event, "sites": {}}
+    if runs:
+        words = f"{question.plan.folds} folds, {question.plan.deals} deals"
+        display.note(f"{len(runs)} federated trainings ({len(question.methods)} methods, {words})")
     check_collection(folder)
-    with created(folder), opened(folder):
-        found, made = _decision(question, config, parts, threshold, worthwhile)
-        if made is None:
-            raise UserError(
-                f"join decide: expected two hospitals or more, and at most {MAX_COLUMNS} features, got others"
-            )
-        rows = sum(one["rows"] for one in found["sites"].values() if "rows" in one)
-        result = {"title": titled(config, parts), "task": question.task, **found, **facts()}
-        save_json(folder / DECISION, result)
-        save_json(folder / QUESTION, question_of(config, _event(parts, question), rows, made.training))
-        save_text(folder / JOIN_PAGE, decision_page(result))
+    with Study(runs).finished(folder, partial(run_once, force=force, page=False), workers=workers):
+        answers = dict[str, Answer]()
+        if table:
+            event = _event(parts, question)
+            hospitals = {name: hospital_of(one, event) for name, one in everybody.items()}
+            made = decision_of(hospitals, question.plan, measurements(parts.task))
+            answers = dict(made.answers)
+            rows = {name: row_of(one, question.plan) for name, one in answers.items()}
+            result |= content(question.plan, rows, made.known)
+            outside = question_of(config, event, round(made.known.rows), made.training)
+            save_json(folder / QUESTION, outside)
+            _save_models(folder / MODELS, config, parts, event, answers)
+        result["sites"] |= {site: left_aside(why) for site, why in refused.items()}
+        if runs:
+            result |= _methods(question, runs, folder, everybody, answers)
+        result |= facts()
+        _write(result, folder)
     return result
 
 
-def _decision(
-    question: Question, config: RunConfig, parts: Parts, threshold: float | None = None, worthwhile: float = 0.0
-) -> tuple[Json, Decision | None]:
-    """Empty of one hospital, and of a table that is too wide."""
-    everybody, refused = _everybody(parts, site_of_client(config, parts.task))
-    width = next(iter(everybody.values())).inputs.shape[1]
-    if width > MAX_COLUMNS or len(everybody) < 2:
-        return {}, None
-    table, design, event = parts.task.table_inputs(), question.design, _event(parts, question)
-    features = () if table is None else (*table.numbers, *table.plain)
-    columns = {1 + k: f.column for k, f in enumerate(features) if not (f.values or f.missing or f.other)}
-    found, made = decision_of(everybody, event, columns, design.folds, design.repeats, threshold, worthwhile)
-    found["sites"] |= {site: left_aside(why) for site, why in refused.items()}
-    return found, made
+def _write(result: Json, folder: Path) -> None:
+    save_json(folder / DECISION, result)
+    save_text(folder / JOIN_PAGE, page(result))
+    for site, row in result["sites"].items():
+        if "estimands" in row:
+            private_folder(folder / SHEETS)
+            save_text(folder / SHEETS / f"{site}.html", sheet_page(result, site))
 
 
 def titled(config: RunConfig, parts: Parts) -> str:
@@ -233,30 +216,31 @@ def titled(config: RunConfig, parts: Parts) -> str:
     return study({"task": {"title": parts.task.title, "options": config.options}})
 
 
-def _checked(parts: Parts, question: Question, runs: Mapping[str, RunConfig]) -> bool:
-    """Whether the task is a table of classes; raises UserError for what cannot be asked."""
-    task = parts.task
+def _checked(parts: Parts, question: Question, everybody: Mapping[str, Split]) -> bool:
+    """Whether the task is a table of two classes, or of one against the others; raises UserError."""
+    task, classes = parts.task, ", ".join(parts.task.classes)
     plain = task.kind.has_times or task.kind.has_masks
     if not plain and (not task.kind.has_classes or (len(task.classes) != 2 and not question.event)):
-        raise UserError(
-            f"join: expected a task of two classes, or --event CLASS, got {question.task}: {', '.join(task.classes)}"
-        )
-    if plain and question.shares:
-        raise UserError(f"--class-shares: expected a task of two classes, or --event CLASS, got {question.task}")
+        raise UserError(f"join: expected a task of two classes, or --event CLASS, got {question.task}: {classes}")
     if question.event and (plain or question.event not in task.classes):
-        raise UserError(f"--event: expected one of {', '.join(task.classes)}, got {shown(question.event)}")
-    one = next(iter(_everybody(parts, {site: site for site in task.sites()})[0].values()), None)
-    if one is None:
+        raise UserError(f"--event: expected one of {classes}, got {shown(question.event)}")
+    if not everybody:
         raise UserError(f"join: {question.task}: expected a hospital with patients enough, got none")
-    for label in question.methods:
-        made = build_parts(runs[question.name(label, 0, 0)], at_site=True)
+    for label, config in question.each().items():
+        made = build_parts(config, at_site=True)
         if made.rule.alone or not made.trainer.shares_model:
             raise UserError(f"join: {label}: expected a method with a shared model, or one for each site from all")
-    return len(one.inputs.shape) == 2 and not plain
+    shape = next(iter(everybody.values())).inputs.shape
+    table = len(shape) == 2 and not plain and shape[1] <= MAX_COLUMNS and len(everybody) > 1
+    if not table and not question.methods:
+        expected(
+            "join", False, f"a table of two hospitals or more and at most {MAX_COLUMNS} features, or METHODs", "none"
+        )
+    return table
 
 
 def _everybody(parts: Parts, names: Mapping[str, str]) -> tuple[dict[str, Split], dict[str, str]]:
-    """All patients of each site, and why the others have too few to be read; ``names``: of the task's sites."""
+    """All patients of each site, and why the others have too few to be read; ``names``: client -> the task's site."""
     found, refused = dict[str, Split](), dict[str, str]()
     for client, site in names.items():
         try:
@@ -268,95 +252,195 @@ def _everybody(parts: Parts, names: Mapping[str, str]) -> tuple[dict[str, Split]
     return found, refused
 
 
-def _tested(
-    question: Question, runs: Mapping[str, RunConfig], folder: Path
-) -> tuple[dict[str, OutOfFold], list[str], dict[str, dict[str, int]], dict[str, str]]:
-    """Each site's patients with all risks out of fold; the candidates; kinds of own models; sites that are refused."""
-    config = next(iter(runs.values()))
-    plain = build_parts(dataclasses.replace(config, fold=""), at_site=True)
-    names = site_of_client(config, plain.task)
-    everybody, refused = _everybody(plain, names)
-    labels = {client: outcomes(found) for client, found in everybody.items()}
-    event = _event(plain, question) if plain.task.kind.has_classes else -1
-    reasons = {client: untestable(found, everybody[client].patients) for client, found in labels.items()}
-    refused |= {client: why for client, why in reasons.items() if why}
-    risks: dict[str, dict[str, Array]] = {client: {} for client in labels if client not in refused}
-    kinds: dict[str, dict[str, int]] = {client: {} for client in risks}
-    design = question.design
-    deals = range(design.repeats)
-    place = {
-        one: [dealt(labels[one], design.folds, deal, names[one], everybody[one].patients) for deal in deals]
-        for one in risks
-    }
-    for deal, fold in question._folds():
-        for label in question.methods:
-            name = question.name(label, deal, fold)
-            one = offered.Trained(build_parts(runs[name], at_site=True), runs[name], folder / name, event)
-            for client in risks:
-                data = one.parts.task.site_data(names[client])
-                found = one.risks(label, client, data, question.shares)
-                if label == question.methods[0]:
-                    found[OWN], kind = one.own(data)
-                    kinds[client][kind] = kinds[client].get(kind, 0) + 1
-                for candidate, values in found.items():
-                    whole = risks[client].setdefault(candidate, np.full((design.repeats, len(labels[client])), np.nan))
-                    whole[deal, place[client][deal] == fold] = values
-    candidates = [name for name in next(iter(risks.values()), {}) if name != OWN]
-    tested = {}
-    for client, found in risks.items():
-        all_risks = np.stack([found[name] for name in (OWN, *candidates)])
-        folds = np.stack(place[client]).astype(np.float64)
-        right = everybody[client].targets.numpy() if event < 0 else labels[client] == event
-        whose = everybody[client].patients
-        tested[client] = OutOfFold(right.astype(np.float64), all_risks, folds=folds, patients=whose)
-        if not np.isfinite(all_risks).all():
-            raise UserError(f"join: {client}: a model's risks are not finite; it has diverged")
-    return tested, candidates, kinds, refused
+def _event(parts: Parts, question: Question) -> int:
+    if question.event:
+        return list(parts.task.classes).index(question.event)
+    found = event_of(parts.task)
+    return 1 if found is None else found
 
 
-def _with_deployed(
+def _save_models(folder: Path, config: RunConfig, parts: Parts, event: int, answers: Mapping[str, Answer]) -> None:
+    """Each hospital's model to use: its own, mixed with the member model by the safe share."""
+    if parts.task.table_inputs() is None or len(parts.task.classes) != 2:
+        return
+    for name, answer in answers.items():
+        if (one := answer.assessment) is not None:
+            private_folder(folder / name)
+            about = {**answer.mix._asdict(), "patients": answer.hospital.n}
+            save_mix(folder / name, name, config, one.models[OWN], one.models[MEMBER], answer.mix.share, event, about)
+
+
+def _methods(
     question: Question,
     runs: Mapping[str, RunConfig],
     folder: Path,
-    tested: Mapping[str, OutOfFold],
-    names: Sequence[str],
-) -> dict[str, OutOfFold]:
-    """With what the models of all patients say, but at sites whose own model is trees, which know their patients."""
-    found: dict[str, dict[str, Array]] = {client: {} for client in tested}
-    features = {}
-    for label, (name, config) in zip(question.methods, runs.items()):
-        parts = build_parts(config, at_site=True)
-        run, sites = (
-            offered.Trained(parts, config, folder / name, _event(parts, question)),
-            site_of_client(config, parts.task),
+    everybody: Mapping[str, Split],
+    answers: Mapping[str, Answer],
+) -> Json:
+    """What the methods' models are worth at each hospital, see ``decision.methods``."""
+    config, plan = question.base, question.plan
+    parts = build_parts(config, at_site=True)
+    names, kind = site_of_client(config, parts.task), parts.task.kind
+    score = C_INDEX if kind.has_times else DICE if kind.has_masks else BRIER
+    event = _event(parts, question) if score == BRIER else -1
+    labels = {client: outcomes(one) for client, one in everybody.items()}
+    refused = {client: untestable(labels[client], one.patients) for client, one in everybody.items()}
+    able = [client for client, why in refused.items() if not why]
+    if not able:
+        raise UserError(f"join: no site has patients enough: {next(iter(refused.values()))}")
+    place = {
+        client: np.stack(
+            [
+                dealt(labels[client], plan.folds, deal, names[client], everybody[client].patients)
+                for deal in range(plan.deals)
+            ]
         )
-        for client, one in tested.items():
-            data = parts.task.site_data(sites[client])
-            found[client] |= run.risks(label, client, data, question.shares, "train")
-            if client not in features:
-                x = np.asarray(data.splits["train"].inputs, dtype=np.float64)  # type: ignore[union-attr]  # examples are in memory
-                model, kind = own_model(x, one.labels, one.patients)
-                keep_own(folder, client, (model, kind), x, one.labels)
-                found[client][OWN] = model.predict_proba(x)[:, 1]
-                features[client] = None if kind == TREES else np.hstack([np.ones((len(x), 1)), x])
-    more = {
-        client: Deployed(x, tested[client].labels, np.stack([found[client][name] for name in (OWN, *names)]))
-        for client, x in features.items()
-        if x is not None
+        for client in able
     }
-    return {client: dataclasses.replace(one, deployed=more.get(client)) for client, one in tested.items()}
+    own = {
+        client: answers[client].assessment.risks[OWN]
+        for client in able
+        if client in answers and answers[client].assessment
+    }  # type: ignore[union-attr]  # just looked
+    risks = _out_of_fold(question, runs, folder, place, names, event, set(able) - set(own))
+    own |= {client: each.pop(OWN) for client, each in risks.items() if OWN in each}
+    hospitals = {client: _hospital(everybody[client], event) for client in able}
+    by_method = {label: {client: risks[client][label] for client in able} for label in question.methods}
+    for label, each in by_method.items():
+        for client, values in each.items():
+            expected(f"join: {label}: {client}", bool(np.isfinite(values).all()), "finite risks", "a diverged model")
+    attributes = {client: everybody[client].attributes for client in able}
+    found = compared_methods.compared(hospitals, own, by_method, place, plan.design, score, attributes)
+    left = {site: why for site, why in refused.items() if why}
+    more = {"methods": found, "score": score, "privacy": question.privacy(), "refused": left}
+    return more | ({} if score == BRIER else {"not_validated": score})
 
 
-def _why(tested: Mapping[str, OutOfFold], names: Sequence[str], question: Question) -> Json:
-    """Why FedAvg loses or gains at each hospital, if exact regression is a candidate beside it; else nothing."""
-    first = {name: next((m for m in question.methods if split_method(m)[0] == name), "") for name in ("fedavg", "glm")}
-    chain = [first["fedavg"], first["glm"], first["glm"] + offered.INTERCEPT]
-    if not set(chain) <= set(names):
-        return {}
-    at = [*(1 + names.index(name) for name in chain), 0]
-    models = {site: (one.labels, Models(*(one.risks[k] for k in at)), one.patients) for site, one in tested.items()}
-    return dict(zip(("why", "why_average"), explained(models, question.design), strict=True))
+def _hospital(patients: Split, event: int) -> Hospital:
+    """Of times and events, or masks, whose outcomes are not classes, too."""
+    if event >= 0 and patients.inputs.dim() == 2:
+        return hospital_of(patients, event)
+    n = len(patients)
+    y = (patients.labels.numpy() == event).astype(np.float64) if event >= 0 else np.zeros(n)
+    one = Hospital.of(np.ones((n, 1)), y, patients.patients)
+    return one if event >= 0 else dataclasses.replace(one, y=np.asarray(patients.targets, dtype=np.float64))
 
 
-def _event(parts: Parts, question: Question) -> int:
-    return list(parts.task.classes).index(question.event) if question.event else event_index(parts)
+def _out_of_fold(
+    question: Question,
+    runs: Mapping[str, RunConfig],
+    folder: Path,
+    place: Mapping[str, Array],
+    names: Mapping[str, str],
+    event: int,
+    alone: set[str],
+) -> dict[str, dict[str, Array]]:
+    """Hospital -> method -> (R, N); of those in ``alone`` the own model's, too."""
+    found: dict[str, dict[str, Array]] = {client: {} for client in place}
+    for deal in range(question.plan.deals):
+        for fold in range(question.plan.folds):
+            for label in question.methods:
+                name = question.name(label, deal, fold)
+                one = offered.Trained(build_parts(runs[name], at_site=True), runs[name], folder / name, event)
+                for client, dealt_to in place.items():
+                    data = one.parts.task.site_data(names[client])
+                    new = {label: one.risks(client, data)}
+                    if label == question.methods[0] and client in alone:
+                        new[OWN] = one.own(data)
+                    for key, values in new.items():
+                        whole = found[client].setdefault(key, np.full(dealt_to.shape, np.nan))
+                        whole[deal, dealt_to[deal] == fold] = values
+    return found
+
+
+# As one FLARE job.
+
+
+def job_of(question: Question, *, secure: bool = False) -> RunConfig:
+    """The run of one FLARE job: exact regression, then the decision; ``secure``: sites send sums in secret alone.
+
+    Raises UserError: METHODs, which need folds in place; no table of two classes; too few hospitals for secret sums.
+    """
+    if question.methods:
+        methods = ", ".join(question.methods)
+        raise UserError(f"join: expected no METHOD with --env, --secure and --export, got {methods}: `join decide`")
+    values = {**LAST, **(SECRET if secure else {}), **(question.choices.get("values") or {}), "exchanges": "decide"}
+    choices = {**question.choices, "rounds": ROUNDS, "values": values}
+    config = config_of("glm", question.task, question.seed, choices, draw=False)
+    plan = question.plan
+    decision = {"folds": plan.folds, "deals": plan.deals, "threshold": plan.threshold, "worthwhile": plan.worthwhile}
+    accept = sorted({*config.accept, "empty_split"})
+    return dataclasses.replace(
+        config, decision={**decision, "event": question.event}, fold="all", accept=accept, solo=False
+    )
+
+
+def measure_by_job(
+    question: Question,
+    folder: Path,
+    *,
+    secure: bool = False,
+    env: str = "local",
+    deployment: Mapping[str, Any] | None = None,
+    force: bool = False,
+) -> Json:
+    """The decision as one job in ``env``: in this process, FLARE's simulator, a POC or a provisioned federation.
+
+    ``folder`` gets the run in ``run``, decision.json, join.html and sheets. With secure sums each hospital's row stays
+    in its own file. Raises UserError, RunFailed: the job stopped, or a sum was not made.
+    """
+    config = job_of(question, secure=secure)
+    check_collection(folder)
+    with created(folder), opened(folder):
+        if deployment:
+            execute_deployed(config, folder / RUN, force=force, **deployment)
+        else:
+            run_once(config, folder / RUN, env=env, force=force)
+        parts = build_parts(config, at_site=True)
+        found = decided(folder / RUN, measurements(parts.task))
+        local = sorted((folder / RUN / SITES).glob(f"*{DECISION_ENDING}"))
+        result = {"title": titled(config, parts), "task": question.task, "event": question.event, **found, **facts()}
+        result["own_files"] = [path.name for path in local]
+        _write(result, folder)
+    return result
+
+
+def decided(run: Path, columns: Mapping[int, str] | None = None) -> Json:
+    """The decision in a run's log; raises RunFailed where it has none.
+
+    ``columns``: as of ``decision.verdicts.never_measured``.
+    """
+    entries: list[dict[str, Any]] = []
+    AuditLog(run / AUDIT, entries.append)
+    found = [one for one in entries if one.get("event") == "exchange" and one.get("exchange") == "decide"]
+    if not found or "failed" in found[-1]:
+        raise RunFailed(f"join: {found[-1]['failed'] if found else 'the run stopped before the decision'}")
+    last = found[-1]
+    rows = {site: row_from(numbers, columns) for site, numbers in last["sites"].items()}
+    absent = (last.get("rejected") or {}).items()
+    rows |= {site: left_aside(TOO_FEW) for site, why in absent if why["code"] == "preflight"}
+    kept = {key: last[key] for key in (*CONTENT, "secure", "hospitals")}
+    return {**kept, "sites": rows, "expected_false": expected_false(rows)}
+
+
+def sheets_of(place: Path, sites: Sequence[str] = (), language: str = "en") -> list[Path]:
+    """Write the sheets of ``sites``, or of all, of a decision's folder, or of the file that a site keeps.
+
+    Returns the pages: SITE.html in English, else SITE.LANGUAGE.html. Raises UserError: another place, or no such
+    hospital.
+    """
+    folder = place / SHEETS if place.is_dir() else place.parent
+    found = read_json(place / DECISION) if place.is_dir() else own_answer(place)
+    rows = {site: row for site, row in dict(found.get("sites") or {}).items() if "estimands" in row}
+    if strange := [site for site in sites if site not in rows]:
+        raise UserError(f"--site: expected one of {shown(', '.join(rows))}, got {shown(strange[0])}")
+    if not rows:
+        whys = ", ".join(f"{site}: {row.get('reason', '')}" for site, row in dict(found.get("sites") or {}).items())
+        raise UserError(f"{place}: expected a hospital with an answer, got {whys or 'none'}")
+    private_folder(folder)
+    pages = []
+    for site in sites or rows:
+        path = folder / f"{site}{'' if language == 'en' else f'.{language}'}.html"
+        save_text(path, sheet_page(found, site, language))
+        pages.append(path)
+    return pages

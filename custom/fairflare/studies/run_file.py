@@ -321,11 +321,11 @@ class _Loader(yaml.SafeLoader):
 
 
 def write_run_file(config: RunConfig, folder: Path, env: str) -> None:
-    """Write ``RUN_FILE`` to a run's folder, with every choice; nothing for a part of a join or an evaluation."""
+    """Write ``RUN_FILE`` to a run's folder, with every choice; nothing for a fold, a decision or an evaluation."""
     from fairflare.engine.files import INITIAL, save_text
     from fairflare.engine.setup.run_config import RUN_KEYS
 
-    if config.join or config.fold or config.evaluation:
+    if config.fold or config.evaluation:
         return
     run = {key: getattr(config, key) for key in RUN_KEYS if key != "init_from"}
     code = [path for path in user_code.code_files() if path.stem in config.code]

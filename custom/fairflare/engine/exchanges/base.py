@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import importlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar
@@ -36,8 +36,8 @@ HOME = "fairflare.engine.exchanges"
 """Where the package's own lie, a module for each: by a name that no reader of imports follows."""
 TIMES = 10
 """So many times the training examples that it declared a site may have calibration or test cases."""
-OWN = ("sums", "clinical", "after", "benefit")
-"""The package's own, in the order in which the server asks after the last round."""
+OWN = ("sums", "clinical", "after", "benefit", "decide")
+"""The package's own, in the order in which the server asks after the last round; a run names "decide" itself."""
 
 
 class AtSite(Protocol):
@@ -128,6 +128,10 @@ class Exchange(ABC):
         """The numbers that may leave a site in ``fields``, with their ranges."""
         return ()
 
+    def sealed(self, run: OfRun) -> Mapping[str, Mapping[str, Container[int]]]:
+        """Task -> name -> how many bytes a site may seal under it, in a run with secure sums."""
+        return {}
+
     def leaves(self, run: OfRun) -> Mapping[str, FieldCheck]:
         """Field -> the check of its value before it leaves a site."""
         known = self.numbers(run)
@@ -201,7 +205,7 @@ def names(config: RunConfig, task: Task) -> list[str]:
         "after": config.after != "none",
         "benefit": config.solo,
     }
-    return [*(name for name in OWN if asked[name]), *config.exchanges]
+    return [*(name for name in OWN if asked.get(name)), *config.exchanges]
 
 
 def modules(config: RunConfig, task: Task) -> list[str]:

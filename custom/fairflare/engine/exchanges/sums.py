@@ -117,6 +117,8 @@ class Sums(Exchange):
         if run.config.after != "none":
             after: Any = find("after")
             sizes["calibrate"] = {"sum": masked_sizes(after.terms(run))}
+        for name in run.config.exchanges:
+            sizes |= {task: dict(of) for task, of in find(name).sealed(run).items()}
         return {"sealed": sealed_check(sizes)}
 
 
@@ -164,6 +166,7 @@ class SiteSums:
         self._rule, self._scheme, self._keys, self._memory, self._scalars = rule, scheme, keys, memory, scalars
         self._sums, self._updates = Rosters(keys.site, least), Rosters(keys.site, least)
         self._counts, self._counted = MaskedSums(keys), Rosters(keys.site, least)
+        self._further, self._set, self._least = MaskedSums(keys), tuple[str, ...](), least
         self._self_masks = {purpose: SelfMasks(keys, purpose) for purpose in ("numbers", "update")}
         self._seed, self._first = b"", (0, 0)
         self._federation, self._ring, self._noise = federation, ring or Ring(), noise
@@ -287,6 +290,27 @@ class SiteSums:
 
     def total(self, instruction: Instruction, terms: int) -> list[float]:
         return self._counts.open(instruction.sealed["sums"], terms)
+
+    def further(self, sums: list[float], instruction: Instruction, *about: Any) -> Mapping[str, Any]:
+        """One of an exchange's sums, each behind masks of its own and all of one set of sites: a difference of sets
+        would show those between.
+
+        Raises:
+            SumRefused: other sites than the first time, or sites of the last round are missing.
+        """
+        order = _order(instruction, fingerprint("further", self._federation, *about))
+        trained = self._updates.last
+        if trained is not None and trained.round == order.round and not set(trained.roster) <= set(order.roster):
+            raise SumRefused("a sum without all sites of the last round")
+        if self._set not in ((), order.roster):
+            raise SumRefused("a sum over other sites than the one before")
+        self._keys.check(order)
+        Rosters(self._keys.site, self._least).admit(order)
+        self._set, self._further = order.roster, MaskedSums(self._keys)
+        return {"sealed": self._further.seal(sums, order)}
+
+    def further_total(self, instruction: Instruction, terms: int) -> list[float]:
+        return self._further.open(instruction.sealed["sums"], terms)
 
     def masks(self, answer: Answer) -> bool:
         return answer.update is not None

@@ -123,7 +123,6 @@ def _check_budget(config: RunConfig, trainer: Trainer, task: Task) -> None:
     by = f"trainer {config.trainer}" if trainer.private else "site_epsilon"
     what = f"with {by}, whose budget does not cover"
     expected("solo", not config.solo, f"false {what} a site's model of its own", config.solo)
-    expected("join", not config.join, f"none {what} folds", config.join)
     expected("exchanges", not config.exchanges, f"none {what} those of plugins", config.exchanges)
     expected("after", config.after == NO_STEP, f"none {what} sums over calibration cases", config.after)
     expected("best_by", config.best_by == NO_CHOICE, f"none {what} validation cases", config.best_by)

@@ -117,7 +117,7 @@ class RunConfig:
         evaluation: True trains nothing: every site evaluates the initial model on all that it has labelled.
         fold: "F/K/D": every site tests its patients of fold F of K and trains on the others, by the D-th deal, see
             ``tasks.folds``; "all": it trains on all of them and tests none; "": the task's own splits.
-        join: candidates and folds of a join, see ``engine.setup.join_plan``; {}: one federation.
+        decision: settings of the exchange "decide", see ``engine.exchanges.decide``.
         code: module -> SHA-256 of the user's own files that the run needs, see ``user_code``.
     """
 
@@ -176,7 +176,7 @@ class RunConfig:
     body: Literal["job", "site"] = "job"
     evaluation: bool = False
     fold: Annotated[str, Text(pattern=r"(all|\d{1,2}/\d{1,2}/\d{1,4})?", words="a fold as 0/5/0")] = ""
-    join: dict[str, Any] = dataclasses.field(default_factory=dict)
+    decision: dict[str, Any] = dataclasses.field(default_factory=dict)
     require: Annotated[int, Range(0, 1_000_000)] | Literal["all"] = 0
     require_within: Annotated[int, Range(0, 30 * 86_400)] = 600
     code: Annotated[dict[str, Fingerprint], Entries(100)] = dataclasses.field(default_factory=dict)
@@ -276,7 +276,7 @@ PLAIN = tuple(name for name in FIELDS if name not in OBJECTS)
 """Fields that hold JSON values."""
 JSON_NAMES = tuple(OBJECTS.get(name, name) for name in FIELDS)
 BESIDE = {"method", "settings", "task", "preset", "options", "training", "seed", "code"}
-BESIDE |= {"evaluation", "fold", "join"}
+BESIDE |= {"evaluation", "fold", "decision"}
 """Keys that are no settings of a run, but what it is made of."""
 RUN_KEYS = tuple(name for name in JSON_NAMES if name not in {*BESIDE, *PART_KEYS, "after", "after_settings"})
 """Settings of the run, whose owner is "run"; a step after the last round is chosen with its own."""
@@ -292,7 +292,7 @@ def site_of_client(config: RunConfig, task: Task) -> dict[str, str]:
     return dict(zip(config.clients or task.sites(), task.sites(), strict=True))
 
 
-FIRST = BESIDE - {"evaluation", "fold", "join"} | {*PART_KEYS, "min_sites", "threads", "group_by", "min_count"}
+FIRST = BESIDE - {"evaluation", "fold", "decision"} | {*PART_KEYS, "min_sites", "threads", "group_by", "min_count"}
 FIRST |= {"leave_out", "clients", "federation", "task_timeout", "secure_sum", "max_norm_ratio", "accept"}
 """The fields that format 2 began with."""
 LATER = {
