@@ -66,10 +66,10 @@ def test_a_server_makes_no_site_that_checks_jobs_forget_what_it_has_told(ask, tm
     job = "13d573f0-7da8-47d2-9a5c-a8bd26c996a9"
     for folder in (*told, tmp_path / job):
         folder.mkdir()
-    (told[0] / "hospital-a.joins.json").write_text("{}")
+    (told[0] / "hospital-a.answered.jsonl").write_text("{}")
     SitePolicy()
     for folder in told:
         ask(TrainingTopic.DELETE_RUN, job_id=folder.name)
-    assert all(folder.is_dir() for folder in told) and (told[0] / "hospital-a.joins.json").exists()
+    assert all(folder.is_dir() for folder in told) and (told[0] / "hospital-a.answered.jsonl").exists()
     ask(TrainingTopic.DELETE_RUN, job_id=job)
     assert not (tmp_path / job).exists()

@@ -5,7 +5,6 @@ import copy
 import dataclasses
 import json
 from concurrent.futures import ThreadPoolExecutor
-from threading import Barrier
 
 import pytest
 
@@ -16,7 +15,6 @@ from fairflare.engine.memory import SpentFile
 from fairflare.engine.setup.assembly import build_site
 from fairflare.engine.setup.at_site import spender
 from fairflare.engine.setup.config import make_config
-from fairflare.engine.setup.join_site import Ledger
 from fairflare.engine.setup.parts import build_parts
 from fairflare.flare.site_policy import Policy, after_spending
 
@@ -104,15 +102,3 @@ def test_two_jobs_that_charge_at_the_same_time_are_both_charged(tmp_path):
 
     with ThreadPoolExecutor(3) as pool:
         list(pool.map(charge, "abc"))
-
-
-def test_of_two_joins_of_the_same_patients_at_the_same_time_one_is_told(tmp_path):
-    config = make_config("fedavg", "heart:full")
-    together = Barrier(4)
-
-    def ask(job):
-        together.wait()
-        return Ledger(tmp_path / "hospital-a.joins.json", None, config).admit({"federation": job, "n": 300}, 10)
-
-    with ThreadPoolExecutor(4) as pool:
-        assert sum(not reason for reason in pool.map(ask, "abcd")) == 1

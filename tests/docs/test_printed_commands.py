@@ -45,7 +45,7 @@ ELSEWHERE = {
     r"poc_workspace/poc.sh": "tests/flare/test_deploy_poc.py",
     r"poc_workspace/provisioned.sh": "tests/flare/test_deploy_provisioned.py",
     r"FAIRFLARE_PLUGINS=\S+ pytest tests/laws": "tests/unit/test_plugin.py",
-    r"fairflare join .*--env sim": "tests/flare/test_join_sim.py",
+    r"fairflare join .*--env sim": "tests/flare/test_decide_sim.py",
     r"fairflare join .*--event ": "tests/unit/test_own_network.py",
     r"python job.py": "tests/flare/test_stock_recipe.py",
     r"nvflare (provision|system shutdown client) ": "tests/flare/test_deploy_life.py",
@@ -79,7 +79,6 @@ ELSEWHERE = {
     r"python docs/results/drift/drift_(run|tables|page).py": "tests/docs/test_drift.py",
     r"python docs/results/recalibration.py": "tests/docs/test_results.py::test_recalibration_is_measured_at_toy_size",
     r"fairflare compare .*--tables docs/results/": "tests/docs/test_results.py",
-    r"fairflare join fedavg glm --task (heart:full|ist:countries) --folds 5": "tests/unit/test_join.py",
     r"fairflare paper \S+": "lab/tests/papers/test_paper_command.py",
 }
 """What needs processes or hours of its own: a pattern, and the test that runs it."""
@@ -239,7 +238,7 @@ def test_make_runs_what_it_says():
     demo = (
         r"^demo: .*\n\t@for method in fedavg glm; do \\\n"
         r"\t\t\$\(BIN\)/fairflare run \$\$method --task heart:full .*--solo --env sim "
-        r".*\n\t@\$\(BIN\)/fairflare join fedavg glm --task heart:full "
+        r".*\n\t@\$\(BIN\)/fairflare join decide --task heart:full "
     )
     assert re.search(demo, makefile, re.M)
     assert re.search(r"^demo-imaging: .*\n\t@\$\(BIN\)/fairflare compare fedavg fedism-plus ", makefile, re.M)

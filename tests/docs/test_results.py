@@ -241,12 +241,11 @@ def test_what_the_study_says_of_joining_is_what_the_files_say():
     assert f"gains from FedAvg with probability {new['p_gain']:.2f}" in words and new["n"] == 100
 
 
-def test_the_demo_ends_with_the_answer_of_a_fit_without_drift_too():
-    """FedAvg's candidates stand beside the exact regression, which has no local training to drift."""
+def test_the_demo_ends_with_the_answer_to_each_hospital():
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
     demo = makefile.partition("\ndemo: ")[2].partition("\n\n")[0]
     assert demo.count("--env sim") == 1 and "for method in fedavg glm" in demo
-    assert demo.index("--env sim") < demo.index("fairflare join fedavg glm --task heart:full") < demo.index("/sheets")
+    assert demo.index("--env sim") < demo.index("fairflare join decide --task heart:full") < demo.index("/sheets")
 
 
 def test_readme_is_short_and_names_the_owners_of_the_data():

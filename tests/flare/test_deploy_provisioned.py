@@ -14,10 +14,8 @@ from federation_processes import ROOT, check_run, composed, federation, here, in
 
 from fairflare.data.site_config import read_site_config
 from fairflare.engine.audit import verify
-from fairflare.flare import simulate
 from fairflare.flare.site_policy import FILES, Policy, read_policy
 from fairflare.privacy import log_verifier
-from fairflare.studies.join_job import run_join
 from own_folder import write_tables
 
 pytestmark = pytest.mark.deploy
@@ -122,21 +120,25 @@ def job_of(run):
     return re.search(r"run=([0-9a-f-]{36})", (run / "flare_log.txt").read_text())[1]
 
 
-def test_a_join_gives_the_numbers_of_one_process_and_each_hospital_keeps_its_own_answer(three, tmp_path, monkeypatch):
-    own = ["--datalists", three.tables, "--kind", "tabular", "--classes", "lived,died", "--rounds", "1"]
+def test_a_decision_gives_the_numbers_of_one_place_and_each_hospital_keeps_its_own_answer(three, tmp_path):
+    own = ["--datalists", three.tables, "--kind", "tabular", "--classes", "lived,died"]
     own += [part for pair in COLUMNS for part in ("--set", pair)]
-    asked = ["join", "fedavg", *own, "--folds", "2", "--repeats", "1"]
-    monkeypatch.setattr(simulate, "run_simulator", lambda config, folder, sites: run_join(config, folder))
-    here(*asked, "--env", "sim", "--out", tmp_path / "local")
+    asked = ["join", "decide", *own, "--folds", "2", "--repeats", "1", "--threshold", "0.3"]
+    here(*asked, "--out", tmp_path / "local")
     where = ["--env", "prod", "--kit", three.kits / LEAD, "--out", tmp_path / "run"]
     done = three.fairflare(*asked, *where)
-    assert "FINISHED:COMPLETED" in done.stderr and "page: " in done.stdout and "sheets: " not in done.stdout
-    found, expected = (json.loads((tmp_path / name / "join.json").read_text()) for name in ("run", "local"))
-    assert found == expected and list(found["sites"]) == list(HOSPITALS)
+    assert "FINISHED:COMPLETED" in done.stderr and "page: " in done.stdout and "sheets: " in done.stdout
+    found, expected = (json.loads((tmp_path / name / "decision.json").read_text()) for name in ("run", "local"))
+    assert list(found["sites"]) == list(HOSPITALS)
     for site in HOSPITALS:
-        (kept,) = (three.kits / site).glob(f"fairflare_state/*/sites/{site}.*.join.json")
-        assert json.loads(kept.read_text())["mix"] == found["sites"][site]["mix"]
-    assert not list((tmp_path / "run").rglob("*.safetensors.join.json")) and not (tmp_path / "run" / "sites").exists()
+        told, wanted = found["sites"][site], expected["sites"][site]
+        assert told["sentence"] == wanted["sentence"]
+        for kind in ("estimands", "net_benefit"):
+            for key, numbers in wanted[kind].items():
+                assert told[kind][key] == pytest.approx(numbers, abs=1e-6), (site, kind, key)
+        (kept,) = (three.kits / site).glob(f"fairflare_state/*/sites/{site}.*decision.json")
+        assert json.loads(kept.read_text())["sites"][site]["estimands"] == pytest.approx(told["estimands"])
+    assert not list((tmp_path / "run").rglob("*.decision.json"))
 
 
 def test_who_may_not_submit_is_told_so(three, tmp_path):

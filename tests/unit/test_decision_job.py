@@ -191,7 +191,7 @@ def test_under_secure_sums_other_sites_are_refused_in_the_same_decision(asked, t
 
     config = job_of(asked, secure=True)
     made = {name: site_of(config, tmp_path, name)[0] for name in SITES}
-    stated = {name: site.handle(Instruction("preflight", Round(0, 8), {})).sealed for name, site in made.items()}
+    stated = {name: site.handle(Instruction("preflight", Round(1, 8), {})).sealed for name, site in made.items()}
     model = dict(build_parts(config).model)
 
     def ask(names, place=0):
@@ -280,7 +280,7 @@ def test_a_site_policy_may_refuse_decisions_and_inspect_says_what_leaves(asked, 
     config = job_of(asked)
     Policy().check(config)
     with pytest.raises(UserError, match="exchanges"):
-        Policy(after=()).check(config)
+        Policy(after=[]).check(config)
     export_job(config, tmp_path / "job", name=None, simulation=False, force=False)
     told = {one["name"]: one for one in inspected(tmp_path / "job")["leaves"]}
     assert "decide" in told["sums"]["exchanges"] and "decided" in told["reports"]["exchanges"]

@@ -28,6 +28,7 @@ from fairflare.core.manifest import PACKAGE, package_files, package_sha256
 from fairflare.core.validation import JOB_NAME, shown
 from fairflare.data.site_config import FILES as SITE_FILES
 from fairflare.engine.audit import CANONICAL
+from fairflare.engine.exchanges.base import find
 from fairflare.engine.files import LOCAL_FINDINGS, LOCAL_LOG, read_json
 from fairflare.engine.setup import tasks
 from fairflare.engine.setup.config import RunConfig
@@ -371,7 +372,8 @@ def _leaves(config: RunConfig | None) -> list[dict[str, str]]:
     if config is None:
         return leaving("", secure=False, after=True, solo=True)
     secure = config.secure_sum != NONE
-    return leaving(config.method, secure=secure, after=config.after != NO_STEP, solo=config.solo)
+    further = [task for name in config.exchanges for task in find(name).tasks]
+    return leaving(config.method, secure=secure, after=config.after != NO_STEP, solo=config.solo, further=further)
 
 
 def lines(found: Mapping[str, Any]) -> Iterator[str]:

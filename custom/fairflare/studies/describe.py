@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from fairflare.core import lab, registry, validation
@@ -73,11 +73,12 @@ def leaving_rows() -> list[dict[str, str]]:
     return [row for entry in registry.methods().values() for row in _leaving(entry, outline)]
 
 
-def leaving(method: str, *, secure: bool, after: bool, solo: bool) -> list[dict[str, str]]:
+def leaving(method: str, *, secure: bool, after: bool, solo: bool, further: Sequence[str] = ()) -> list[dict[str, str]]:
     """What leaves a site: name, meaning and exchanges of its answers' fields and of the numbers that parts declare, in
-    a run with ``secure`` sums, a step ``after`` the last round, or with the benefit of joining (``solo``)."""
+    a run with ``secure`` sums, a step ``after`` the last round, the benefit of joining (``solo``), or ``further``
+    tasks of exchanges."""
     asked = {"preflight", "train", "compare", "evaluate"} | ({"sum", "weigh", "reveal"} if secure else set())
-    asked |= ({"calibrate", "adjust"} if after else set()) | ({"solo", "benefit"} if solo else set())
+    asked |= ({"calibrate", "adjust"} if after else set()) | ({"solo", "benefit"} if solo else set()) | {*further}
     found = []
     for name, spec in answer_fields().items():
         exchanges = [task for task in sorted(asked) if spec.travels(task, secure=secure)]

@@ -38,7 +38,7 @@ from fairflare.decision.study import (
 from fairflare.decision.sums import Plan
 from fairflare.engine.audit import AuditLog
 from fairflare.engine.exchanges.clinical import event_of
-from fairflare.engine.exchanges.decide import own_answer
+from fairflare.engine.exchanges.decide import MIN_SECRET, own_answer
 from fairflare.engine.files import AUDIT, private_folder, read_json, save_json, save_text
 from fairflare.engine.memory import DECISION_ENDING
 from fairflare.engine.preflight import SMALL
@@ -73,8 +73,7 @@ DATA_ONLY = "fedavg"
 """The method whose configuration says which data, where none is asked."""
 SEEDED = "seed"
 """Draws of ``dp-sgd`` that protect nobody."""
-SECRET = {"secure_sum": "masks", "min_sites": 5}
-"""Five hospitals: a sum of fewer hides too little."""
+SECRET = {"secure_sum": "masks", "min_sites": MIN_SECRET}
 LAST = {"best_by": "none", "headline": "final"}
 """All patients train, so that none chooses a model."""
 ROUNDS = 8

@@ -38,6 +38,7 @@ from fairflare.engine.exchanges.clinical import event_of
 from fairflare.engine.files import is_there, read_json, save_json
 from fairflare.engine.hashes import model_hash
 from fairflare.engine.memory import DECISION_ENDING, AskedAgain, beside, check_last
+from fairflare.privacy.schemes import NONE
 from fairflare.privacy.secure_sums import masked_sizes
 from fairflare.tasks.folds import everyone
 
@@ -50,6 +51,8 @@ if TYPE_CHECKING:
 
 ATTEMPTS = 2
 """Times that all sums are made, in the clear; a hospital that was silent in the first is left out of the second."""
+MIN_SECRET = 5
+"""Hospitals below which a sum of theirs hides too little."""
 Json = dict[str, Any]
 
 
@@ -67,6 +70,10 @@ def plan_of(config: RunConfig, task: Task) -> tuple[Plan, int]:
     event, classes = said["event"], list(task.classes)
     named = event in classes if event else task.kind.has_classes and len(classes) == 2
     expected("decision: event", named, f"a task of two classes, or one of {', '.join(classes)}", event or classes)
+    if config.secure_sum != NONE and config.min_sites < MIN_SECRET:
+        raise UserError(
+            f"min_sites: expected at least {MIN_SECRET} with secure_sum and a decision, got {config.min_sites}"
+        )
     index = classes.index(event) if event else event_of(task)
     plan = Plan(said["folds"], said["deals"], said["threshold"], float(said["worthwhile"]))
     return plan, 1 if index is None else index
