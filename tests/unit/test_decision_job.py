@@ -234,6 +234,7 @@ def test_a_tiny_hospital_is_named_and_stops_nobody(tmp_path):
     found = measure_by_job(question, tmp_path / "j")
     assert set(found["sites"]) == set(SITES) and "estimands" not in found["sites"]["west"]
     assert found["sites"]["west"]["sentence"].startswith("too few patients to tell")
+    assert not {"events", "models"} & set(found["sites"]["west"]), "no number of six patients"
     assert all("estimands" in found["sites"][site] for site in SITES[:4])
 
 

@@ -7,6 +7,7 @@ it (D)? U and J share nearly all of their noise, so that D is not read from thei
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -78,6 +79,7 @@ class Answer:
         assessment: None: it has too few patients.
         by_outcomes: estimand -> its true value's distribution; posteriors from four hospitals on.
         by_regression: U and J, where they can be read from regressions.
+        mix, strict_mix: the safe share of the member model, for a loss of the margin at most, and for none.
         columns: as of ``verdicts.never_measured``.
     """
 
@@ -87,6 +89,7 @@ class Answer:
     by_outcomes: Mapping[str, Distribution] = field(default_factory=dict)
     by_regression: Mapping[str, Normals] = field(default_factory=dict)
     mix: Mix = NO_MIX
+    strict_mix: Mix = NO_MIX
     columns: Mapping[int, str] | None = None
 
     def distribution(self, estimand: str) -> Any:
@@ -291,10 +294,11 @@ class Site:
                 parts[key] = self._by_regression(known, one, key).widened(*known.misfit(k))
         by_regression = {key: slopes.gain(part.of, part.q) for key, part in parts.items()}
         right = parts["J"].of if "J" in parts else self._posterior_right(known, one)
-        mix = safe_mix(self._right(one, "J").q, right, margin(self.hospital.prevalence))
+        q, limits = self._right(one, "J").q, (margin(self.hospital.prevalence), 0.0)
+        mixes = [safe_mix(q, right, limit) for limit in limits]
         models = known.total(sums.MODELS)
         others_features = rules.Others(known.rows - len(self.hospital.y), models["powers"] - powers(self.hospital))
-        found = Answer(self.hospital, Verdict(UNTOLD, UNTOLD), one, by_outcomes, by_regression, mix, self.columns)
+        found = Answer(self.hospital, Verdict(UNTOLD, UNTOLD), one, by_outcomes, by_regression, *mixes, self.columns)
         return self.judged(found, known.plan, others_features, known.pooled)
 
     def _posterior_right(self, known: Known, one: Assessment) -> Normals:
@@ -317,7 +321,7 @@ class Site:
             needed = NEEDED_NET_BENEFIT.get(given.answer, ()) if plan.threshold is not None else ()
             if any(float(found.by_outcomes[NET + key].below(-plan.worthwhile)) >= LEVEL for key in needed):
                 given = Verdict(UNTOLD, given.participation, reason=Reason("net_benefit"))
-        return Answer(found.hospital, given, one, found.by_outcomes, found.by_regression, found.mix, self.columns)
+        return dataclasses.replace(found, verdict=given)
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -175,7 +175,7 @@ def row_of(answer: Answer, plan: Plan) -> Json:
     each = {key: _interval(one, answer.distribution(key)) for key, one in assessed.estimates.items()}
     row["estimands"] = {key: each[key] for key in ESTIMANDS if key in each}
     row["net_benefit"] = {key.removeprefix(NET): of for key, of in each.items() if key.startswith(NET)}
-    row["mix"] = answer.mix._asdict()
+    row["mix"], row["strict_mix"] = answer.mix._asdict(), answer.strict_mix._asdict()
     row["minimum_patients"] = _minimum_patients(assessed)
     row["outside"] = _outside(assessed, plan.threshold)
     y = assessed.hospital.y
@@ -244,6 +244,9 @@ def sentence(answer: str, participation: str, reason: str = "") -> str:
 
 # What of a row a hospital tells in the clear: numbers alone, each within its range.
 
+COUNTS = ("patients", "rows", "events", "reason_value")
+OF_FEW = ("events", "reason_value", "models", "outside", "minimum_patients", "net_benefit")
+"""What is not told of a hospital with fewer patients than leave it, and with fewer of one of the outcomes."""
 VERDICTS, PARTICIPATIONS, CODES = tuple(ANSWERS), tuple(PARTICIPATION), ("", *REASONS)
 COUNT, RATE, DIFFERENCE = (0.0, float(MOST_EXAMPLES)), (0.0, 1.0), (-1.0, 1.0)
 FAR = 100.0
@@ -271,8 +274,9 @@ def _numbers(plan: Plan) -> Iterator[tuple[str, tuple[float, float], str]]:
             for part in OF_INTERVAL:
                 yield f"{kind}.{key}.{part}", (-FAR, FAR), f"{kind}: {key}, {part}"
             yield f"{kind}.{key}.p_below_zero", RATE, f"{kind}: probability that {key} is below 0"
-    for name in Mix._fields:
-        yield f"mix.{name}", DIFFERENCE, f"safe mix of own and member model: {name}"
+    for kind in ("mix", "strict_mix"):
+        for name in Mix._fields:
+            yield f"{kind}.{name}", DIFFERENCE, f"safe share of the member model: {name}"
     yield "minimum_patients.needed", (0.0, float(MOST_EXAMPLES)), "patients that a model of these columns needs"
     yield "minimum_patients.auc", RATE, "AUC of the member model out of fold"
     yield "minimum_patients.parameters", COUNT, "columns that vary"
@@ -288,8 +292,8 @@ def _numbers(plan: Plan) -> Iterator[tuple[str, tuple[float, float], str]]:
             yield f"models.{model}.{name}", RATE, f"{name} of the model {model!r} out of fold"
 
 
-def told(row: Json, plan: Plan) -> dict[str, float]:
-    """The numbers of a row, see ``numbers``."""
+def told(row: Json, plan: Plan, hidden: Collection[str] = ()) -> dict[str, float]:
+    """The numbers of a row, see ``numbers``, but for those whose first name is among ``hidden``."""
     flat: dict[str, Any] = {
         **row,
         "verdict": VERDICTS.index(row["verdict"]),
@@ -299,6 +303,8 @@ def told(row: Json, plan: Plan) -> dict[str, float]:
     }
     found = {}
     for name, (low, high), _ in _numbers(plan):
+        if name.partition(".")[0] in hidden:
+            continue
         value: Any = flat
         for part in name.split("."):
             value = value.get(part) if isinstance(value, dict) else None
@@ -319,15 +325,14 @@ def row_from(numbers: Mapping[str, float], columns: Mapping[int, str] | None) ->
     try:
         answer, participation = VERDICTS[int(row["verdict"])], PARTICIPATIONS[int(row["participation"])]
         code = CODES[int(row.pop("reason_code"))]
-        reason = Reason(code, row.pop("reason_value")) if code else None
-        events, rows = row["events"], row["rows"]
+        reason = Reason(code, row.pop("reason_value", 0.0)) if code else None
     except (KeyError, IndexError) as error:
         raise ValueError(f"expected the numbers of a decision, {error} is missing") from None
     by = row.pop("by_regression", 0.0)
     if "estimands" in row:
         row["question_1_by"] = "regression" if by else "outcomes"
-    whole = {key: int(row[key]) for key in ("patients", "rows")}
-    share = events / rows if rows else 0.0
+    whole = {key: int(row.get(key, 0)) for key in ("patients", "rows")}
+    share = row["events"] / whole["rows"] if whole["rows"] and "events" in row else 0.0
     return {**row, **whole, **_told(answer, participation, reason, columns), "margin": margin(share)}
 
 

@@ -20,7 +20,9 @@ from fairflare.core.types import Cost, StateDict
 from fairflare.core.validation import expected
 from fairflare.decision.decide import Site as Hospital
 from fairflare.decision.study import (
+    COUNTS,
     MAX_COLUMNS,
+    OF_FEW,
     content,
     hospital_of,
     measurements,
@@ -148,11 +150,18 @@ class DecideAtSite:
             return Answer(site=site.name, round=number)
         row = row_of(self._hospital.answer(known), known.plan)
         if self.run.memory is not None:
-            name = site.name
-            save_json(
-                beside(self.run.memory, DECISION_ENDING), {"site": name, **content(known.plan, {name: row}, known)}
-            )
-        return Answer(site=site.name, round=number, reports={} if self.run.secure else told(row, known.plan))
+            own = {"site": site.name, **content(known.plan, {site.name: row}, known)}
+            save_json(beside(self.run.memory, DECISION_ENDING), own)
+        reports = {} if self.run.secure else told(row, known.plan, self._hidden())
+        return Answer(site=site.name, round=number, reports=reports)
+
+    def _hidden(self) -> tuple[str, ...]:
+        """What of the row is of fewer patients than may leave."""
+        assert self._hospital is not None
+        one, least = self._hospital.hospital, self.run.min_count
+        if least is None or one.n < least or not self._hospital.assessed:
+            return (*COUNTS, *OF_FEW)
+        return OF_FEW if min(one.patients_with(0), one.patients_with(1)) < least else ()
 
     def _patients(self, site: Site) -> Hospital:
         """With too few of them the site adds zeros; in the clear no number rests on fewer than coefficients."""
