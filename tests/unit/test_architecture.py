@@ -31,7 +31,7 @@ BELOW = {
     "data": {"core", "functional", "privacy"},
     "networks": {"core", "data"},
     "tasks": {"core", "functional", "privacy", "data", "networks"},
-    "engine": {"core", "functional", "privacy", "data", "networks", "tasks", *PARTS},
+    "engine": {"core", "functional", "privacy", "data", "networks", "tasks", "decision", *PARTS},
     "datasets": {"core", "functional", "data", "networks", "tasks"},
     "report": {"core", "functional", "engine"},
     "flare": {"core", "functional", "privacy", "data", "networks", "tasks", "engine", "report", "aggregators"},
@@ -49,7 +49,7 @@ TOP = {
     "__init__": {"api", "estimators", "studies"},
     "__main__": {"cli"},
     "client": {"flare", "probes"},
-    "api": {"core", "engine", "report", "studies", "cli", "tasks", "inference", "data", "import_data"},
+    "api": {"core", "decision", "engine", "report", "studies", "cli", "tasks", "inference", "data", "import_data"},
     "estimators": {"api", "core", "data", "import_data"},
 }
 """What stands at the package's top level."""

@@ -33,7 +33,7 @@ from fairflare.decision.verdicts import (
 )
 from fairflare.functional.slopes import sigmoid
 from fairflare.tasks.base import Task
-from fairflare.tasks.folds import dealt
+from fairflare.tasks.folds import dealt, everyone
 from fairflare.tasks.metrics import auc
 
 Json = dict[str, Any]
@@ -63,6 +63,11 @@ def hospital_of(patients: Split, event: int) -> Hospital:
     x = np.asarray(patients.inputs.cpu(), dtype=np.float64)
     y = (patients.labels.cpu().numpy() == event).astype(np.float64)
     return Hospital.of(np.hstack([np.ones((len(x), 1)), x]), y, patients.patients)
+
+
+def hospital_at(data: Any, event: int) -> Hospital:
+    """A site's rows, of all its splits; UserError where they are not in memory."""
+    return hospital_of(everyone(data), event)
 
 
 def site_of(

@@ -24,7 +24,7 @@ from fairflare.decision.study import (
     MAX_COLUMNS,
     OF_FEW,
     content,
-    hospital_of,
+    hospital_at,
     measurements,
     numbers,
     row_from,
@@ -42,7 +42,6 @@ from fairflare.engine.hashes import model_hash
 from fairflare.engine.memory import DECISION_ENDING, AskedAgain, beside, check_last
 from fairflare.privacy.schemes import NONE
 from fairflare.privacy.secure_sums import masked_sizes
-from fairflare.tasks.folds import everyone
 
 if TYPE_CHECKING:
     from fairflare.engine.exchanges.base import Work
@@ -168,7 +167,7 @@ class DecideAtSite:
         assert self._known is not None
         config, task = self.run.config, self.run.parts.task
         plan, event = plan_of(config, task)
-        one = hospital_of(everyone(site.data), event)  # type: ignore[arg-type]  # a table is in memory
+        one = hospital_at(site.data, event)
         least = self.run.min_count
         enough = least is not None and one.n >= max(least, MIN_PATIENTS, 0 if self.run.secure else one.x.shape[1])
         return site_of(site.name, one, plan, measurements(task), enough)
