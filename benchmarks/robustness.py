@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What do one and two lying sites of eight cost the honest ones, by attack, method and level of ``robust``?
 
-    nice python benchmarks/robustness.py [--seeds 5] [--liars 1,2]
+    nice python benchmarks/robustness.py [--seeds 5] [--liars 1,2] [--methods fedavg,moon]
         # goes on with what docs/benchmarks/robustness.csv lacks, then writes the tables of docs/robustness.md
     python benchmarks/robustness.py --tables    # these alone
     nice python benchmarks/robustness.py --honest [--seeds 8]    # nobody lies, on the house's other tasks
@@ -24,6 +24,7 @@ import argparse
 import csv
 import dataclasses
 import statistics
+import subprocess
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from itertools import product
@@ -47,8 +48,8 @@ HONEST_CSV = CSV.with_name("robustness_honest.csv")
 HONEST = {"heart:full": (20, 8), "support2": (8, 5), "ist:countries": (5, 5), "ich-phantom:small": (4, 2)}
 """Task -> rounds and seeds; heart has the eight of its published table."""
 KEY = ("task", "seed", "liars", "attack", "method", "level")
-COLUMNS = (*KEY, "auc", "weight", "worst", "named", "wrongly")
-"""worst: of the honest sites' AUC; named: liars, and wrongly: honest sites, that the report names."""
+COLUMNS = (*KEY, "auc", "weight", "worst", "named", "wrongly", "code")
+"""worst: of the honest sites' AUC; named: liars, and wrongly: honest sites, that the report names; code: the commit."""
 METHODS = ("fedism-plus", "fedlwr", "fedheal", "fedce", "fedufo", "fedavg")
 METHODS += ("fedism", "qffl", "fedprox", "fedadam", "fedavgm", "moon", "ditto", "fedper", "fedrep", "scaffold")
 METHODS += ("median", "trimmed-mean", "multi-krum")
@@ -351,8 +352,9 @@ def named(task: str, seeds: Sequence[int], liars: Sequence[int]) -> Iterator[str
 
 
 def wanted(seeds: Sequence[int], liars: Sequence[int]) -> Iterator[tuple[int, int, str, str, str]]:
-    """Seed, liars, attack, method, level: what the endpoint judges comes first, the papers' methods before others."""
-    for seed, methods in product(seeds, (METHODS[:6], METHODS[6:])):
+    """Seed, liars, attack, method, level: what the endpoint judges comes first, the papers' methods before others,
+    and a seed whole before the next."""
+    for methods, seed in product((METHODS[:6], METHODS[6:]), seeds):
         yield from ((seed, 0, "none", *of) for of in product(methods, ("off", "bounded")))
         yield from ((seed, *of, "bounded") for of in product(liars, JUDGED, methods))
     yield from ((seed, 0, "none", method, "mixed") for seed, method in product(seeds, MIXED))
@@ -392,13 +394,20 @@ def stored(path: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
-def fill(path: Path, task: str, seeds: Sequence[int], liars: Sequence[int], values, most: int = 10**6) -> None:
+def commit() -> str:
+    return subprocess.check_output(["git", "-C", ROOT, "rev-parse", "--short=8", "HEAD"], text=True).strip()
+
+
+def fill(
+    path: Path, task: str, seeds: Sequence[int], liars: Sequence[int], methods: Sequence[str], values, most: int = 10**6
+) -> None:
     """Run what ``path`` lacks, one after the other, and add each to it."""
-    have = {tuple(row[key] for key in KEY) for row in stored(path)}
-    todo = [one for one in wanted(seeds, liars) if (task, *map(str, one)) not in have]
+    have, code = {tuple(row[key] for key in KEY) for row in stored(path)}, commit()
+    every = (one for one in wanted(seeds, liars) if one[3] in methods)
+    todo = [one for one in every if (task, *map(str, one)) not in have]
     for seed, count, attack, method, level in todo[:most]:
         found = measured(task, method, attack, level, count, seed, values)
-        rows = [(task, seed, left, name, method, level, *told) for left, name, *told in found]
+        rows = [(task, seed, left, name, method, level, *told, code) for left, name, *told in found]
         print(*rows, sep="\n", flush=True)
         new = not path.exists()
         with path.open("a", newline="") as file:
@@ -456,6 +465,7 @@ def main() -> None:
     parser.add_argument("--task", default="support2:dirichlet")
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--liars", default="1,2")
+    parser.add_argument("--methods", default=",".join(METHODS))
     parser.add_argument("--tables", action="store_true")
     parser.add_argument("--named", action="store_true")
     parser.add_argument("--honest", action="store_true")
@@ -473,10 +483,10 @@ def main() -> None:
     if asked.toy:
         with tempfile.TemporaryDirectory() as where:
             path = Path(where) / "toy.csv"
-            fill(path, asked.task, [0], (1,), {"n_sites": 4, "batch_size": 512}, most=2)
+            fill(path, asked.task, [0], (1,), METHODS, {"n_sites": 4, "batch_size": 512}, most=2)
         return
     if not asked.tables:
-        fill(CSV, asked.task, seeds, liars, {})
+        fill(CSV, asked.task, seeds, liars, asked.methods.split(","), {})
     write_page(stored(CSV), PAGE)
 
 
