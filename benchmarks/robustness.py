@@ -225,6 +225,8 @@ JUDGED += ("sideways", WITHIN)
 the bounds."""
 
 
+COSTLY = ((2, FURTHER), (2, LARGEST), (1, "adaptive"), (1, TURNED))
+"""Liars and attacks that cost most methods most: with every seed, before the others."""
 KNOWING = ("adaptive", "sideways", WITHIN, LARGEST, FURTHER, LATE)
 """Attacks whose updates are as long as the bounds allow at the liar's number of examples."""
 
@@ -352,11 +354,16 @@ def named(task: str, seeds: Sequence[int], liars: Sequence[int]) -> Iterator[str
 
 
 def wanted(seeds: Sequence[int], liars: Sequence[int]) -> Iterator[tuple[int, int, str, str, str]]:
-    """Seed, liars, attack, method, level: what the endpoint judges comes first, the papers' methods before others,
-    and a seed whole before the next."""
-    for methods, seed in product((METHODS[:6], METHODS[6:]), seeds):
+    """Seed, liars, attack, method, level: what the endpoint judges comes first, the papers' methods before others.
+
+    Honest runs and the costliest attacks come with all seeds; then a seed whole before the next.
+    """
+    groups = (METHODS[:6], METHODS[6:])
+    for methods, seed in product(groups, seeds):
         yield from ((seed, 0, "none", *of) for of in product(methods, ("off", "bounded")))
-        yield from ((seed, *of, "bounded") for of in product(liars, JUDGED, methods))
+        yield from ((seed, *of, method, "bounded") for of, method in product(COSTLY, methods) if of[0] in liars)
+    for seed, methods in product(seeds, groups):
+        yield from ((seed, *of, "bounded") for of in product(liars, JUDGED, methods) if of[:2] not in COSTLY)
     yield from ((seed, 0, "none", method, "mixed") for seed, method in product(seeds, MIXED))
     for seed, count, attack, method in product(seeds, liars, [one for one in ATTACKS if one != "none"], MIXED):
         if attack not in (NUMBERS, *BY_LARGEST):

@@ -58,6 +58,32 @@ def test_it_begins_as_plain_training_and_then_leaves_its_last_model():
     assert max(gaps) > 1e-3
 
 
+def test_the_term_is_left_out_where_the_shared_model_serves_worse():
+    """Then the site trains as without it; where its last model is the worse one, nothing changes."""
+    good = dict(trained(Moon()).memory)
+    factors = {"0.weight": -1, "5.weight": 30, "5.bias": 30}
+    spoilt = {key: value * factors.get(key, 1) for key, value in good[PREVIOUS].items()}
+    for received, last, same_as in (
+        (spoilt, good[PREVIOUS], PlainTrainer()),
+        (good[PREVIOUS], spoilt, Moon(mu=5.0)),
+    ):
+        ends = []
+        for trainer in (Moon(mu=5.0, loss_ratio=1.05), same_as, Moon(mu=5.0), PlainTrainer()):
+            work = work_of_round(2, memory={PREVIOUS: last})
+            work.network.load_state_dict(received)
+            work.received = received
+            trainer.train(work)
+            ends.append(copied(work.network))
+        assert same(ends[0], ends[1]) and not same(ends[2], ends[3])
+
+
+@pytest.mark.parametrize(
+    "values, ratio", [({}, 1.05), ({"robust": "mixed"}, 1.05), ({"robust": "off"}, 0.0), ({"loss_ratio": 2.0}, 2.0)]
+)
+def test_a_run_with_bounds_leaves_it_out(values, ratio):
+    assert make_config("moon", "support2", values=values).components.trainer.loss_ratio == ratio
+
+
 def test_the_fixed_models_leave_the_statistics_and_the_draws_alone():
     """BatchNorm counts one pass per step, and nothing but the network that trains is left with gradients."""
     work = trained(Moon(), memory={PREVIOUS: copied(work_of_round(1).network)})
