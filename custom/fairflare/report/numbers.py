@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from fairflare.functional.outliers import TIMES, far_from_median
+from fairflare.functional.outliers import TIMES, far_from_median, share_near
 from fairflare.report.audit_reader import Entry, Trail, part
 from fairflare.report.frames import shown
 from fairflare.report.section import Section
@@ -99,6 +99,7 @@ def unlike(trail: Trail) -> list[Json]:
     Others: in the first round, when all have the same new model, or in at least half of the site's rounds the number is
     far from the sites' median. Past: what it is over the later half of the rounds (median), by what it is over the
     earlier half, is far from the sites' median of that.
+    An error is far with the whole of its 95 % interval alone, see ``_far``.
     An update's norm is one where it was at least three times the expected one in at least half of the site's rounds.
     Counts are no such numbers: the gate holds them against preflight's.
 
@@ -109,6 +110,7 @@ def unlike(trail: Trail) -> list[Json]:
 
     told: dict[str, dict[str, list[float]]] = {}
     apart: Counter[tuple[str, str]] = Counter()
+    cases = _validation_cases(trail)
     for record in trail.rounds:
         now: dict[str, dict[str, float]] = {}
         for site, answer in part(record, "accepted").items():
@@ -117,7 +119,7 @@ def unlike(trail: Trail) -> list[Json]:
                 now.setdefault(name, {})[site] = float(value)
         first = record is trail.rounds[0]
         for name, values in now.items():
-            far = far_from_median(values, TIMES if first else LATER_TIMES)
+            far = _far(name, values, cases, times=TIMES if first else LATER_TIMES)
             apart.update({(name, site): len(trail.rounds) if first else 1 for site in far})
     found: dict[tuple[str, str, str], None] = {}
     for name, sites in told.items():
@@ -126,7 +128,8 @@ def unlike(trail: Trail) -> list[Json]:
         # The first model is nobody's: what a site says of it is left out where enough remains.
         since = {site: v[1:] if len(v) == len(trail.rounds) > 4 else v for site, v in sites.items() if len(v) > 3}
         halves = {site: (median(v[: len(v) // 2]), median(v[len(v) // 2 :])) for site, v in since.items()}
-        changed = far_from_median({site: after / before for site, (before, after) in halves.items() if before})
+        units = {site: before for site, (before, _) in halves.items() if before}
+        changed = _far(name, {site: halves[site][1] / before for site, before in units.items()}, cases, units)
         for site, said in sites.items():
             against = "others" if 2 * apart[name, site] >= len(said) else "past" if site in changed else None
             if against:
@@ -138,6 +141,47 @@ def unlike(trail: Trail) -> list[Json]:
     order = in_order({site for site, *_ in found})
     rows = [dict(zip(("site", "number", "against"), one)) for one in found]
     return sorted(rows, key=lambda row: order.index(row["site"]))
+
+
+def _validation_cases(trail: Trail) -> dict[str, float]:
+    """Site -> patients of its validation split, by its training examples and the sites' median share.
+
+    Its own word would excuse any lie. Where the log does not say what sites have, as many as train.
+    """
+    examples = {site: number(of.get("n_examples")) or 0.0 for site, (_, of, _) in trail.totals.last.items()}
+    shares = []
+    for site, results in part(trail.evaluation, "sites").items():
+        held = part(results.get("personal") or results, "n")
+        if (count := number(held.get("val"))) is not None and examples.get(site):
+            shares.append(count / examples[site])
+    share = median(shares) if shares else 1.0
+    return {site: count * share for site, count in examples.items() if count * share > 0}
+
+
+def _far(
+    name: str,
+    values: Mapping[str, float],
+    cases: Mapping[str, float],
+    units: Mapping[str, float] | None = None,
+    times: float = TIMES,
+) -> list[str]:
+    """``far_from_median`` of the numbers ``name``; of errors, those that are far wherever in their interval they lie.
+
+    None wrong of twelve patients is no lie.
+
+    Args:
+        cases: site -> the patients that an error is of; a site without is judged by its number alone.
+        units: site -> the error that a value of 1 stands for; 1 by default.
+    """
+    found = far_from_median(values, times)
+    if not (found and name.partition("/")[0].endswith("error")):
+        return found
+    centre, nearest = median(values.values()), dict[str, float]()
+    for site in found:
+        unit = (units or {}).get(site, 1.0)
+        error = values[site] * unit
+        nearest[site] = share_near(error, cases[site], centre * unit) / unit if site in cases else values[site]
+    return [site for site in found if site in far_from_median({**values, site: nearest[site]}, times)]
 
 
 def _held(accepted: Mapping[str, Any], fields: Mapping[str, Spec]) -> dict[str, Any]:
