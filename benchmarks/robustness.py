@@ -45,8 +45,9 @@ from fairflare.report.numbers import unlike
 ROOT = Path(__file__).resolve().parents[1]
 CSV, PAGE = ROOT / "docs" / "benchmarks" / "robustness.csv", ROOT / "docs" / "robustness.md"
 HONEST_CSV = CSV.with_name("robustness_honest.csv")
-HONEST = {"heart:full": (20, 8), "support2": (8, 5), "ist:countries": (5, 5), "ich-phantom:small": (4, 2)}
-"""Task -> rounds and seeds; heart has the eight of its published table."""
+HONEST_COLUMNS = ("task", "seed", "method", "level", "metric", "mean", "worst", "named", "code")
+MEASURES = ("auc", "c_index", "dice", "balanced_accuracy")
+"""Of these the first that all sites have."""
 KEY = ("task", "seed", "liars", "attack", "method", "level")
 COLUMNS = (*KEY, "auc", "weight", "worst", "named", "wrongly", "code")
 """worst: of the honest sites' AUC; named: liars, and wrongly: honest sites, that the report names; code: the commit."""
@@ -55,8 +56,19 @@ METHODS += ("fedism", "qffl", "fedprox", "fedadam", "fedavgm", "moon", "ditto", 
 METHODS += ("median", "trimmed-mean", "multi-krum")
 SETTINGS = {"scaffold": {"estimate": "gradient"}}
 """Method -> settings without which it does not run on this task (trained with Adam)."""
-HONEST_METHODS, ON_IMAGES = (*METHODS[:8], "multi-krum"), ("fedavg", "fedism-plus", "multi-krum")
-"""Those that were measured on tasks without liars, and on images."""
+HONEST = {
+    "tcga-brca": (5, 5, ("fedavg", "fedadam", "scaffold")),
+    "heart": (15, 5, ("fedavg", "fedadam", "fedprox")),
+    "covid-brazil:regions": (20, 3, ("fedavg", "fedufo")),
+    "heart:full": (20, 8, (*METHODS[:8], "multi-krum")),
+    "support2": (8, 5, (*METHODS[:8], "multi-krum")),
+    "ist:countries": (5, 5, (*METHODS[:8], "multi-krum")),
+    "digits:small": (20, 1, ("fedavg", "fedheal", "moon")),
+    "brain-seg:small": (12, 1, ("fedavg", "fedlwr", "fedce")),
+    "ich-phantom:small": (4, 2, ("fedavg", "fedism-plus", "multi-krum")),
+}
+"""Task -> rounds, seeds and methods of the runs where nobody lies; the first three as their published tables have them.
+"""
 MIXED = (*METHODS[:6], *METHODS[-3:])
 """Those that were measured with "mixed", too."""
 TELLING = ("fedism-plus", "fedlwr", "fedce", "fedufo")
@@ -372,26 +384,30 @@ def wanted(seeds: Sequence[int], liars: Sequence[int]) -> Iterator[tuple[int, in
 
 def honest_runs(path: Path, seeds: Sequence[int]) -> None:
     """Add to ``path`` what honest runs reach with and without the default's bounds, on every task of ``HONEST``."""
-    have = {tuple(row.values())[:4] for row in stored(path)}
-    every = ((task, str(seed)) for task, (_, most) in HONEST.items() for seed in seeds if seed < most)
-    for (task, seed), method, level in product(every, HONEST_METHODS, ("off", "bounded")):
-        if (task, seed, method, level) in have or (task.startswith("ich") and method not in ON_IMAGES):
-            continue
-        config = make_config(method, task, seed=int(seed), rounds=HONEST[task][0], values={"robust": level})
-        with tempfile.TemporaryDirectory() as where:
-            run_local(config, Path(where))
-            log = list(verify(Path(where) / "audit.jsonl"))
-        sites = next(entry for entry in log if entry["event"] == "evaluation")["sites"].values()
-        metric = "auc" if all("auc" in of["test"] for of in sites) else "balanced_accuracy"
-        values = [of["test"][metric] for of in sites]
-        named = len({row["site"] for row in unlike(read_trail(log))})
-        row = (task, seed, method, level, metric, f"{statistics.mean(values):.4f}", f"{min(values):.4f}", named)
-        print(*row, flush=True)
-        new = not path.exists()
-        with path.open("a", newline="") as file:
-            writer = csv.writer(file, lineterminator="\n")
-            head = ("task", "seed", "method", "level", "metric", "mean", "worst", "named")
-            writer.writerows([head, row] if new else [row])
+    have, code = {tuple(row.values())[:4] for row in stored(path)}, commit()
+    for task, (rounds, most, methods) in HONEST.items():
+        every = product([seed for seed in seeds if seed < most], methods, ("off", "bounded"))
+        todo = [(seed, *of) for seed, *of in every if (task, str(seed), *of) not in have]
+        for seed, method, level in todo:
+            _honest_run(path, code, task, rounds, seed, method, level)
+
+
+def _honest_run(path: Path, code: str, task: str, rounds: int, seed: int, method: str, level: str) -> None:
+    values = {**(SETTINGS.get(method, {}) if task != "tcga-brca" else {}), "robust": level}
+    config = make_config(method, task, seed=seed, rounds=rounds, values=values)
+    with tempfile.TemporaryDirectory() as where:
+        run_local(config, Path(where))
+        log = list(verify(Path(where) / "audit.jsonl"))
+    sites = [of["test"] for of in next(entry for entry in log if entry["event"] == "evaluation")["sites"].values()]
+    metric = next(one for one in MEASURES if all(one in of for of in sites))
+    found = [of[metric] for of in sites]
+    named = len({row["site"] for row in unlike(read_trail(log))})
+    row = (task, seed, method, level, metric, f"{statistics.mean(found):.4f}", f"{min(found):.4f}", named, code)
+    print(*row, flush=True)
+    new = not path.exists()
+    with path.open("a", newline="") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerows([HONEST_COLUMNS, row] if new else [row])
 
 
 def stored(path: Path) -> list[dict[str, str]]:
