@@ -474,13 +474,34 @@ def table(rows: Sequence[dict[str, str]], level: str) -> Iterator[str]:
             yield f"| {method} | {len(honest)} | {statistics.mean(honest):.3f} | {' | '.join(cells)} |"
 
 
-def write_page(rows: Sequence[dict[str, str]], page: Path) -> None:
-    """Replace the table of ``page``, between its marks."""
-    text = page.read_text()
-    begin, end = "<!-- bounded: begin -->\n", "<!-- bounded: end -->"
-    head, _, rest = text.partition(begin)
-    text = head + begin + "\n".join(table(rows, "bounded")) + "\n" + end + rest.partition(end)[2]
-    page.write_text(text)
+def honest_table(rows: Sequence[dict[str, str]]) -> Iterator[str]:
+    """For each task the methods whose mean over seeds changes most either way, and the runs that name a site."""
+    yield "| task | rounds | methods | seeds | lowest change | highest change | runs | that name a site |"
+    yield "|---|---|---|---|---|---|---|---|"
+    for task, (rounds, *_) in HONEST.items():
+        of = {(r["method"], r["level"], r["seed"]): r for r in rows if r["task"] == task}
+        changes: dict[str, list[float]] = {}
+        for method, level, seed in of:
+            if level == "bounded" and (off := of.get((method, "off", seed))):
+                changes.setdefault(method, []).append(float(of[method, level, seed]["mean"]) - float(off["mean"]))
+        if changes:
+            means = sorted((statistics.mean(values), method) for method, values in changes.items())
+            ends = " | ".join(f"{change:+.4f} ({method})" for change, method in (means[0], means[-1]))
+            seeds = dict.fromkeys(sorted(len(values) for values in changes.values()))
+            runs = [int(row["named"]) for (_, level, _), row in of.items() if level == "bounded"]
+            span = " to ".join(map(str, [*seeds][:: max(len(seeds) - 1, 1)]))
+            counts = f"{len(runs)} | {sum(map(bool, runs))}"
+            yield f"| `{task}` | {rounds} | {len(means)} | {span} | {ends} | {counts} |"
+
+
+def with_tables(text: str) -> str:
+    """The page with the tables of what is stored, between their marks."""
+    tables = {"bounded": table(stored(CSV), "bounded"), "honest": honest_table(stored(HONEST_CSV))}
+    for name, lines in tables.items():
+        begin, end = f"<!-- {name}: begin -->\n", f"<!-- {name}: end -->"
+        head, _, rest = text.partition(begin)
+        text = head + begin + "\n".join(lines) + "\n" + end + rest.partition(end)[2]
+    return text
 
 
 def main() -> None:
@@ -502,15 +523,15 @@ def main() -> None:
             print(line, flush=True)
         return
     if asked.honest:
-        return honest_runs(HONEST_CSV, seeds)
+        honest_runs(HONEST_CSV, seeds)
     if asked.toy:
         with tempfile.TemporaryDirectory() as where:
             path = Path(where) / "toy.csv"
             fill(path, asked.task, [0], (1,), METHODS, {"n_sites": 4, "batch_size": 512}, most=2)
         return
-    if not asked.tables:
+    if not (asked.tables or asked.honest):
         fill(CSV, asked.task, seeds, liars, asked.methods.split(","), {})
-    write_page(stored(CSV), PAGE)
+    PAGE.write_text(with_tables(PAGE.read_text()))
 
 
 if __name__ == "__main__":
