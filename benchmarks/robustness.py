@@ -194,7 +194,10 @@ NUMBERS, TURNED, LARGEST, FURTHER, LATE = (
 )
 """Attacks of sites that lie in their numbers alone; of the largest sites in place of the last, as "lie"; and of these,
 as "within", the same further against the others, and furthest after an honest round."""
-BY_LARGEST = (TURNED, LARGEST, FURTHER, LATE)
+SHORT, IN_TURNS = "largest short", "largest in turns"
+"""Of the largest, too: half as long as "largest sideways", and the same in every second round with honest rounds
+between: both leave the shared model nearer to what sites had last, which MOON's rule looks at."""
+BY_LARGEST = (TURNED, LARGEST, FURTHER, LATE, SHORT, IN_TURNS)
 ATTACKS: dict[str, Attack] = {
     "none": as_trained,
     "lie": flipped,
@@ -207,6 +210,8 @@ ATTACKS: dict[str, Attack] = {
     LARGEST: sideways,
     FURTHER: further,
     LATE: furthest,
+    SHORT: lambda honest, own: sideways(honest, own) / 2,
+    IN_TURNS: sideways,
     "adaptive": adaptive,
     "sideways": sideways,
     WITHIN: sideways,
@@ -235,11 +240,13 @@ JUDGED = (
 JUDGED += ("sideways", WITHIN)
 """Sign flip with scaling, min-max, ALIE, mimic, label flip, lies in numbers, turned roles, and six attacks that know
 the bounds."""
+OWN = {"moon": (SHORT, IN_TURNS)}
+"""Method -> attacks that know what it does under bounds, beside ``JUDGED``."""
 
 
 COSTLY = ((2, FURTHER), (2, LARGEST), (1, "adaptive"), (1, TURNED))
 """Liars and attacks that cost most methods most: with every seed, before the others."""
-KNOWING = ("adaptive", "sideways", WITHIN, LARGEST, FURTHER, LATE)
+KNOWING = ("adaptive", "sideways", WITHIN, *BY_LARGEST[1:])
 """Attacks whose updates are as long as the bounds allow at the liar's number of examples."""
 
 
@@ -268,7 +275,7 @@ class Hostile(InProcess):
             largest = sorted(training, key=lambda answer: (answer.n_examples, answer.site))
             self.liars = [answer.site for answer in largest[len(largest) - len(self.liars) :]]
         self._trained += bool(training)
-        if self.attack == LATE and self._trained < 2:
+        if (self.attack == LATE and self._trained < 2) or (self.attack == IN_TURNS and self._trained % 2 == 0):
             yield from answers
             return
         keys = sorted(training[0].update) if training else []
@@ -279,7 +286,7 @@ class Hostile(InProcess):
         for answer in answers:
             if answer.site in self.liars:
                 if self.attack != "mimic":
-                    lies = _lied_little if self.attack in (WITHIN, LARGEST, FURTHER, LATE) else _lied
+                    lies = _lied_little if self.attack in (WITHIN, *BY_LARGEST[1:]) else _lied
                     answer = dataclasses.replace(answer, scalars=lies(answer.scalars))
                 if answer.update:
                     made = ATTACKS.get(self.attack, as_trained)(torch.stack(honest), updates[answer.site])
@@ -374,6 +381,8 @@ def wanted(seeds: Sequence[int], liars: Sequence[int]) -> Iterator[tuple[int, in
     for methods, seed in product(groups, seeds):
         yield from ((seed, 0, "none", *of) for of in product(methods, ("off", "bounded")))
         yield from ((seed, *of, method, "bounded") for of, method in product(COSTLY, methods) if of[0] in liars)
+        for count, method in product(liars, methods):
+            yield from ((seed, count, attack, method, "bounded") for attack in OWN.get(method, ()))
     for seed, methods in product(seeds, groups):
         yield from ((seed, *of, "bounded") for of in product(liars, JUDGED, methods) if of[:2] not in COSTLY)
     yield from ((seed, 0, "none", method, "mixed") for seed, method in product(seeds, MIXED))
@@ -467,7 +476,11 @@ def table(rows: Sequence[dict[str, str]], level: str) -> Iterator[str]:
         honest = found.get((level, "none", method, 0))
         cells: list[str] = []
         for count in (1, 2):
-            of = {attack: values for attack in JUDGED if (values := found.get((level, attack, method, count)))}
+            of = {
+                attack: values
+                for attack in (*JUDGED, *OWN.get(method, ()))
+                if (values := found.get((level, attack, method, count)))
+            }
             attack = max(of, key=lambda one: statistics.mean(of[one]), default="-")
             cells += [f"{statistics.mean(of[attack]):.3f}" if of else "-", attack, str(len(of))]
         if honest and cells[1::3] != ["-", "-"]:
