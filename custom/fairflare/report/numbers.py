@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from statistics import median
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from fairflare.functional.outliers import TIMES, far_from_median, share_near
@@ -144,44 +145,32 @@ def unlike(trail: Trail) -> list[Json]:
 
 
 def _validation_cases(trail: Trail) -> dict[str, float]:
-    """Site -> patients of its validation split, by its training examples and the sites' median share.
-
-    Its own word would excuse any lie. Where the log does not say what sites have, as many as train.
-    """
-    examples = {site: number(of.get("n_examples")) or 0.0 for site, (_, of, _) in trail.totals.last.items()}
-    shares = []
-    for site, results in part(trail.evaluation, "sites").items():
-        held = part(results.get("personal") or results, "n")
-        if (count := number(held.get("val"))) is not None and examples.get(site):
-            shares.append(count / examples[site])
-    share = median(shares) if shares else 1.0
-    return {site: count * share for site, count in examples.items() if count * share > 0}
+    """Site -> patients of its validation split, by its training examples and the sites' median share of them; its own
+    word would excuse any lie. Before the evaluation: as many as train."""
+    told = {site: number(of.get("n_examples")) for site, (_, of, _) in trail.totals.last.items()}
+    examples = {site: count for site, count in told.items() if count}
+    held = {site: part(of.get("personal") or of, "n") for site, of in part(trail.evaluation, "sites").items()}
+    splits = {site: count for site, n in held.items() if (count := number(n.get("val"))) and site in examples}
+    share = median([count / examples[site] for site, count in splits.items()] or [1.0])
+    return {site: count * share for site, count in examples.items()}
 
 
 def _far(
     name: str,
     values: Mapping[str, float],
     cases: Mapping[str, float],
-    units: Mapping[str, float] | None = None,
+    units: Mapping[str, float] = MappingProxyType({}),
     times: float = TIMES,
 ) -> list[str]:
-    """``far_from_median`` of the numbers ``name``; of errors, those that are far wherever in their interval they lie.
-
-    None wrong of twelve patients is no lie.
-
-    Args:
-        cases: site -> the patients that an error is of; a site without is judged by its number alone.
-        units: site -> the error that a value of 1 stands for; 1 by default.
-    """
+    """``far_from_median`` of the numbers ``name``; of errors of ``cases`` patients, those that are far wherever in
+    their interval they lie: none wrong of twelve is no lie. ``units``: site -> the error that 1 stands for, or 1."""
     found = far_from_median(values, times)
-    if not (found and name.partition("/")[0].endswith("error")):
-        return found
-    centre, nearest = median(values.values()), dict[str, float]()
-    for site in found:
-        unit = (units or {}).get(site, 1.0)
-        error = values[site] * unit
-        nearest[site] = share_near(error, cases[site], centre * unit) / unit if site in cases else values[site]
-    return [site for site in found if site in far_from_median({**values, site: nearest[site]}, times)]
+    for site in [one for one in found if one in cases and name.partition("/")[0].endswith("error")]:
+        unit = units.get(site, 1.0)
+        near = share_near(values[site] * unit, cases[site], median(values.values()) * unit) / unit
+        if site not in far_from_median({**values, site: near}, times):
+            found.remove(site)
+    return found
 
 
 def _held(accepted: Mapping[str, Any], fields: Mapping[str, Spec]) -> dict[str, Any]:

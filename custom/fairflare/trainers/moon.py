@@ -35,22 +35,21 @@ class Moon(PlainTrainer):
     model that the site's last round ended in, both in evaluation mode and without gradient; before a site's first
     round the latter is w^t, too, and the term has no gradient.
 
-    The term leads away from the site's last model, towards what the others changed. Where liars changed it, the honest
-    sites follow: two liars of eight took the model. So a run with bounds has the term only on batches that the shared
-    model serves about as well as the last one.
+    The term leads away from the site's last model, towards what the others changed. Where two liars of eight changed
+    it, the honest sites followed. So a batch has the term only where w^t serves it about as well as the last model.
 
     Args:
         mu: weight of the term, >= 0; 0 is plain training. The authors choose among 0.1, 1, 5 and 10.
         temperature: T > 0.
-        loss_ratio: r: the term is left out of a batch on which w^t loses more than r times what the site's last model
-            does; 0: of none, as published. Of a batch that is trained on in parts, of each of them.
+        loss_ratio: r >= 0: a batch, or a part of one that is trained on in parts, has no term where its loss under w^t
+            is more than r times that under the site's last model; 0: all have it, as published and with ``robust=off``.
     """
 
     cost: ClassVar[Cost] = Cost(forward=3, backward=1)
-    with_bounds: ClassVar[Mapping[str, float]] = {"loss_ratio": 1.05}
+    as_published: ClassVar[Mapping[str, float]] = {"loss_ratio": 0.0}
     mu: Annotated[float, Range(0, 1e6)] = 1.0
     temperature: Annotated[float, Range(1e-3, 1e3)] = 0.5
-    loss_ratio: Annotated[float, Range(0, 1e6)] = 0.0
+    loss_ratio: Annotated[float, Range(0, 1e6)] = 1.05
 
     def missing(self, offer: Offer) -> str:
         """Labels of whole examples: a network that labels pixels has no features of an example."""

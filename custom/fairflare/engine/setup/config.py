@@ -119,8 +119,8 @@ def _found(
     variant = given.get("rule.variant", given.get("trainer.variant"))
     wants = variant is not None and variant.value == "reference"
     level = given.get("run.robust", Given("robust", USUAL_LEVEL)).value
-    careful = classes["trainer"].with_bounds if level != "off" else {}
-    found |= {f"trainer.{name}": Given(name, value) for name, value in careful.items()}
+    plain = classes["trainer"].as_published if level == "off" else {}
+    found |= {f"trainer.{name}": Given(name, value) for name, value in plain.items()}
     return found | (method_defaults.reference_of(chosen.method, owners) if wants else {}) | given
 
 
