@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What do one and two lying sites of eight cost the honest ones, by attack, method and level of ``robust``?
 
-    nice python benchmarks/robustness.py [--seeds 5] [--liars 1,2]
+    nice python benchmarks/robustness.py [--seeds 5] [--liars 1,2] [--methods fedavg,moon]
         # goes on with what docs/benchmarks/robustness.csv lacks, then writes the tables of docs/robustness.md
     python benchmarks/robustness.py --tables    # these alone
     nice python benchmarks/robustness.py --honest [--seeds 8]    # nobody lies, on the house's other tasks
@@ -24,6 +24,7 @@ import argparse
 import csv
 import dataclasses
 import statistics
+import subprocess
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from itertools import product
@@ -44,18 +45,30 @@ from fairflare.report.numbers import unlike
 ROOT = Path(__file__).resolve().parents[1]
 CSV, PAGE = ROOT / "docs" / "benchmarks" / "robustness.csv", ROOT / "docs" / "robustness.md"
 HONEST_CSV = CSV.with_name("robustness_honest.csv")
-HONEST = {"heart:full": (20, 8), "support2": (8, 5), "ist:countries": (5, 5), "ich-phantom:small": (4, 2)}
-"""Task -> rounds and seeds; heart has the eight of its published table."""
+HONEST_COLUMNS = ("task", "seed", "method", "level", "metric", "mean", "worst", "named", "code")
+MEASURES = ("auc", "dice", "balanced_accuracy")
+"""Of these the first that all sites have; of survival the C-index, of the sites that have one."""
 KEY = ("task", "seed", "liars", "attack", "method", "level")
-COLUMNS = (*KEY, "auc", "weight", "worst", "named", "wrongly")
-"""worst: of the honest sites' AUC; named: liars, and wrongly: honest sites, that the report names."""
+COLUMNS = (*KEY, "auc", "weight", "worst", "named", "wrongly", "code")
+"""worst: of the honest sites' AUC; named: liars, and wrongly: honest sites, that the report names; code: the commit."""
 METHODS = ("fedism-plus", "fedlwr", "fedheal", "fedce", "fedufo", "fedavg")
 METHODS += ("fedism", "qffl", "fedprox", "fedadam", "fedavgm", "moon", "ditto", "fedper", "fedrep", "scaffold")
 METHODS += ("median", "trimmed-mean", "multi-krum")
 SETTINGS = {"scaffold": {"estimate": "gradient"}}
 """Method -> settings without which it does not run on this task (trained with Adam)."""
-HONEST_METHODS, ON_IMAGES = (*METHODS[:8], "multi-krum"), ("fedavg", "fedism-plus", "multi-krum")
-"""Those that were measured on tasks without liars, and on images."""
+HONEST = {
+    "tcga-brca": (5, 5, ("fedavg", "fedadam", "scaffold")),
+    "heart": (15, 5, ("fedavg", "fedadam", "fedprox")),
+    "covid-brazil:regions": (20, 3, ("fedavg", "fedufo")),
+    "heart:full": (20, 8, (*METHODS[:8], "multi-krum")),
+    "support2": (8, 5, (*METHODS[:8], "multi-krum")),
+    "ist:countries": (5, 5, (*METHODS[:8], "multi-krum")),
+    "digits:small": (20, 1, ("fedavg", "fedheal", "moon")),
+    "brain-seg:small": (12, 1, ("fedavg", "fedlwr", "fedce")),
+    "ich-phantom:small": (4, 2, ("fedavg", "fedism-plus", "multi-krum")),
+}
+"""Task -> rounds, seeds and methods of the runs where nobody lies; the first three as their published tables have them.
+"""
 MIXED = (*METHODS[:6], *METHODS[-3:])
 """Those that were measured with "mixed", too."""
 TELLING = ("fedism-plus", "fedlwr", "fedce", "fedufo")
@@ -181,7 +194,10 @@ NUMBERS, TURNED, LARGEST, FURTHER, LATE = (
 )
 """Attacks of sites that lie in their numbers alone; of the largest sites in place of the last, as "lie"; and of these,
 as "within", the same further against the others, and furthest after an honest round."""
-BY_LARGEST = (TURNED, LARGEST, FURTHER, LATE)
+SHORT, IN_TURNS = "largest short", "largest in turns"
+"""Of the largest, too: half as long as "largest sideways", and the same in every second round with honest rounds
+between: both leave the shared model nearer to what sites had last, which MOON's rule looks at."""
+BY_LARGEST = (TURNED, LARGEST, FURTHER, LATE, SHORT, IN_TURNS)
 ATTACKS: dict[str, Attack] = {
     "none": as_trained,
     "lie": flipped,
@@ -194,6 +210,8 @@ ATTACKS: dict[str, Attack] = {
     LARGEST: sideways,
     FURTHER: further,
     LATE: furthest,
+    SHORT: lambda honest, own: sideways(honest, own) / 2,
+    IN_TURNS: sideways,
     "adaptive": adaptive,
     "sideways": sideways,
     WITHIN: sideways,
@@ -222,9 +240,13 @@ JUDGED = (
 JUDGED += ("sideways", WITHIN)
 """Sign flip with scaling, min-max, ALIE, mimic, label flip, lies in numbers, turned roles, and six attacks that know
 the bounds."""
+OWN = {"moon": (SHORT, IN_TURNS)}
+"""Method -> attacks that know what it does under bounds, beside ``JUDGED``."""
 
 
-KNOWING = ("adaptive", "sideways", WITHIN, LARGEST, FURTHER, LATE)
+COSTLY = ((2, FURTHER), (2, LARGEST), (1, "adaptive"), (1, TURNED))
+"""Liars and attacks that cost most methods most: with every seed, before the others."""
+KNOWING = ("adaptive", "sideways", WITHIN, *BY_LARGEST[1:])
 """Attacks whose updates are as long as the bounds allow at the liar's number of examples."""
 
 
@@ -253,7 +275,7 @@ class Hostile(InProcess):
             largest = sorted(training, key=lambda answer: (answer.n_examples, answer.site))
             self.liars = [answer.site for answer in largest[len(largest) - len(self.liars) :]]
         self._trained += bool(training)
-        if self.attack == LATE and self._trained < 2:
+        if (self.attack == LATE and self._trained < 2) or (self.attack == IN_TURNS and self._trained % 2 == 0):
             yield from answers
             return
         keys = sorted(training[0].update) if training else []
@@ -264,7 +286,7 @@ class Hostile(InProcess):
         for answer in answers:
             if answer.site in self.liars:
                 if self.attack != "mimic":
-                    lies = _lied_little if self.attack in (WITHIN, LARGEST, FURTHER, LATE) else _lied
+                    lies = _lied_little if self.attack in (WITHIN, *BY_LARGEST[1:]) else _lied
                     answer = dataclasses.replace(answer, scalars=lies(answer.scalars))
                 if answer.update:
                     made = ATTACKS.get(self.attack, as_trained)(torch.stack(honest), updates[answer.site])
@@ -351,10 +373,18 @@ def named(task: str, seeds: Sequence[int], liars: Sequence[int]) -> Iterator[str
 
 
 def wanted(seeds: Sequence[int], liars: Sequence[int]) -> Iterator[tuple[int, int, str, str, str]]:
-    """Seed, liars, attack, method, level: what the endpoint judges comes first, the papers' methods before others."""
-    for seed, methods in product(seeds, (METHODS[:6], METHODS[6:])):
+    """Seed, liars, attack, method, level: what the endpoint judges comes first, the papers' methods before others.
+
+    Honest runs and the costliest attacks come with all seeds; then a seed whole before the next.
+    """
+    groups = (METHODS[:6], METHODS[6:])
+    for methods, seed in product(groups, seeds):
         yield from ((seed, 0, "none", *of) for of in product(methods, ("off", "bounded")))
-        yield from ((seed, *of, "bounded") for of in product(liars, JUDGED, methods))
+        yield from ((seed, *of, method, "bounded") for of, method in product(COSTLY, methods) if of[0] in liars)
+        for count, method in product(liars, methods):
+            yield from ((seed, count, attack, method, "bounded") for attack in OWN.get(method, ()))
+    for seed, methods in product(seeds, groups):
+        yield from ((seed, *of, "bounded") for of in product(liars, JUDGED, methods) if of[:2] not in COSTLY)
     yield from ((seed, 0, "none", method, "mixed") for seed, method in product(seeds, MIXED))
     for seed, count, attack, method in product(seeds, liars, [one for one in ATTACKS if one != "none"], MIXED):
         if attack not in (NUMBERS, *BY_LARGEST):
@@ -363,26 +393,30 @@ def wanted(seeds: Sequence[int], liars: Sequence[int]) -> Iterator[tuple[int, in
 
 def honest_runs(path: Path, seeds: Sequence[int]) -> None:
     """Add to ``path`` what honest runs reach with and without the default's bounds, on every task of ``HONEST``."""
-    have = {tuple(row.values())[:4] for row in stored(path)}
-    every = ((task, str(seed)) for task, (_, most) in HONEST.items() for seed in seeds if seed < most)
-    for (task, seed), method, level in product(every, HONEST_METHODS, ("off", "bounded")):
-        if (task, seed, method, level) in have or (task.startswith("ich") and method not in ON_IMAGES):
-            continue
-        config = make_config(method, task, seed=int(seed), rounds=HONEST[task][0], values={"robust": level})
-        with tempfile.TemporaryDirectory() as where:
-            run_local(config, Path(where))
-            log = list(verify(Path(where) / "audit.jsonl"))
-        sites = next(entry for entry in log if entry["event"] == "evaluation")["sites"].values()
-        metric = "auc" if all("auc" in of["test"] for of in sites) else "balanced_accuracy"
-        values = [of["test"][metric] for of in sites]
-        named = len({row["site"] for row in unlike(read_trail(log))})
-        row = (task, seed, method, level, metric, f"{statistics.mean(values):.4f}", f"{min(values):.4f}", named)
-        print(*row, flush=True)
-        new = not path.exists()
-        with path.open("a", newline="") as file:
-            writer = csv.writer(file, lineterminator="\n")
-            head = ("task", "seed", "method", "level", "metric", "mean", "worst", "named")
-            writer.writerows([head, row] if new else [row])
+    have, code = {tuple(row.values())[:4] for row in stored(path)}, commit()
+    for task, (rounds, most, methods) in HONEST.items():
+        every = product([seed for seed in seeds if seed < most], methods, ("off", "bounded"))
+        todo = [(seed, *of) for seed, *of in every if (task, str(seed), *of) not in have]
+        for seed, method, level in todo:
+            _honest_run(path, code, task, rounds, seed, method, level)
+
+
+def _honest_run(path: Path, code: str, task: str, rounds: int, seed: int, method: str, level: str) -> None:
+    values = {**(SETTINGS.get(method, {}) if task != "tcga-brca" else {}), "robust": level}
+    config = make_config(method, task, seed=seed, rounds=rounds, values=values)
+    with tempfile.TemporaryDirectory() as where:
+        run_local(config, Path(where))
+        log = list(verify(Path(where) / "audit.jsonl"))
+    sites = [of["test"] for of in next(entry for entry in log if entry["event"] == "evaluation")["sites"].values()]
+    metric = next((one for one in MEASURES if all(one in of for of in sites)), "harrell_c")
+    found = [of[metric] for of in sites if metric in of]
+    named = len({row["site"] for row in unlike(read_trail(log))})
+    row = (task, seed, method, level, metric, f"{statistics.mean(found):.4f}", f"{min(found):.4f}", named, code)
+    print(*row, flush=True)
+    new = not path.exists()
+    with path.open("a", newline="") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerows([HONEST_COLUMNS, row] if new else [row])
 
 
 def stored(path: Path) -> list[dict[str, str]]:
@@ -392,13 +426,20 @@ def stored(path: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
-def fill(path: Path, task: str, seeds: Sequence[int], liars: Sequence[int], values, most: int = 10**6) -> None:
+def commit() -> str:
+    return subprocess.check_output(["git", "-C", ROOT, "rev-parse", "--short=8", "HEAD"], text=True).strip()
+
+
+def fill(
+    path: Path, task: str, seeds: Sequence[int], liars: Sequence[int], methods: Sequence[str], values, most: int = 10**6
+) -> None:
     """Run what ``path`` lacks, one after the other, and add each to it."""
-    have = {tuple(row[key] for key in KEY) for row in stored(path)}
-    todo = [one for one in wanted(seeds, liars) if (task, *map(str, one)) not in have]
+    have, code = {tuple(row[key] for key in KEY) for row in stored(path)}, commit()
+    every = (one for one in wanted(seeds, liars) if one[3] in methods)
+    todo = [one for one in every if (task, *map(str, one)) not in have]
     for seed, count, attack, method, level in todo[:most]:
         found = measured(task, method, attack, level, count, seed, values)
-        rows = [(task, seed, left, name, method, level, *told) for left, name, *told in found]
+        rows = [(task, seed, left, name, method, level, *told, code) for left, name, *told in found]
         print(*rows, sep="\n", flush=True)
         new = not path.exists()
         with path.open("a", newline="") as file:
@@ -435,20 +476,45 @@ def table(rows: Sequence[dict[str, str]], level: str) -> Iterator[str]:
         honest = found.get((level, "none", method, 0))
         cells: list[str] = []
         for count in (1, 2):
-            of = {attack: values for attack in JUDGED if (values := found.get((level, attack, method, count)))}
+            of = {
+                attack: values
+                for attack in (*JUDGED, *OWN.get(method, ()))
+                if (values := found.get((level, attack, method, count)))
+            }
             attack = max(of, key=lambda one: statistics.mean(of[one]), default="-")
             cells += [f"{statistics.mean(of[attack]):.3f}" if of else "-", attack, str(len(of))]
         if honest and cells[1::3] != ["-", "-"]:
             yield f"| {method} | {len(honest)} | {statistics.mean(honest):.3f} | {' | '.join(cells)} |"
 
 
-def write_page(rows: Sequence[dict[str, str]], page: Path) -> None:
-    """Replace the table of ``page``, between its marks."""
-    text = page.read_text()
-    begin, end = "<!-- bounded: begin -->\n", "<!-- bounded: end -->"
-    head, _, rest = text.partition(begin)
-    text = head + begin + "\n".join(table(rows, "bounded")) + "\n" + end + rest.partition(end)[2]
-    page.write_text(text)
+def honest_table(rows: Sequence[dict[str, str]]) -> Iterator[str]:
+    """For each task the methods whose mean over seeds changes most either way, and the runs that name a site."""
+    yield "| task | rounds | methods | seeds | lowest change | highest change | runs | that name a site |"
+    yield "|---|---|---|---|---|---|---|---|"
+    for task, (rounds, *_) in HONEST.items():
+        of = {(r["method"], r["level"], r["seed"]): r for r in rows if r["task"] == task}
+        changes: dict[str, list[float]] = {}
+        for method, level, seed in of:
+            if level == "bounded" and (off := of.get((method, "off", seed))):
+                changes.setdefault(method, []).append(float(of[method, level, seed]["mean"]) - float(off["mean"]))
+        if changes:
+            means = sorted((statistics.mean(values), method) for method, values in changes.items())
+            ends = " | ".join(f"{change:+.4f} ({method})" for change, method in (means[0], means[-1]))
+            seeds = dict.fromkeys(sorted(len(values) for values in changes.values()))
+            runs = [int(row["named"]) for (_, level, _), row in of.items() if level == "bounded"]
+            span = " to ".join(map(str, [*seeds][:: max(len(seeds) - 1, 1)]))
+            counts = f"{len(runs)} | {sum(map(bool, runs))}"
+            yield f"| `{task}` | {rounds} | {len(means)} | {span} | {ends} | {counts} |"
+
+
+def with_tables(text: str) -> str:
+    """The page with the tables of what is stored, between their marks."""
+    tables = {"bounded": table(stored(CSV), "bounded"), "honest": honest_table(stored(HONEST_CSV))}
+    for name, lines in tables.items():
+        begin, end = f"<!-- {name}: begin -->\n", f"<!-- {name}: end -->"
+        head, _, rest = text.partition(begin)
+        text = head + begin + "\n".join(lines) + "\n" + end + rest.partition(end)[2]
+    return text
 
 
 def main() -> None:
@@ -456,6 +522,7 @@ def main() -> None:
     parser.add_argument("--task", default="support2:dirichlet")
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--liars", default="1,2")
+    parser.add_argument("--methods", default=",".join(METHODS))
     parser.add_argument("--tables", action="store_true")
     parser.add_argument("--named", action="store_true")
     parser.add_argument("--honest", action="store_true")
@@ -469,15 +536,15 @@ def main() -> None:
             print(line, flush=True)
         return
     if asked.honest:
-        return honest_runs(HONEST_CSV, seeds)
+        honest_runs(HONEST_CSV, seeds)
     if asked.toy:
         with tempfile.TemporaryDirectory() as where:
             path = Path(where) / "toy.csv"
-            fill(path, asked.task, [0], (1,), {"n_sites": 4, "batch_size": 512}, most=2)
+            fill(path, asked.task, [0], (1,), METHODS, {"n_sites": 4, "batch_size": 512}, most=2)
         return
-    if not asked.tables:
-        fill(CSV, asked.task, seeds, liars, {})
-    write_page(stored(CSV), PAGE)
+    if not (asked.tables or asked.honest):
+        fill(CSV, asked.task, seeds, liars, asked.methods.split(","), {})
+    PAGE.write_text(with_tables(PAGE.read_text()))
 
 
 if __name__ == "__main__":

@@ -42,3 +42,11 @@ def test_a_benchmark_runs_at_toy_size(script, monkeypatch, capsys):
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_a_benchmark_is_in_the_table(script):
     assert f"benchmarks/{script}" in (FOLDER.parent / "docs" / "benchmarks" / "README.md").read_text()
+
+
+def test_the_page_on_robustness_has_the_tables_of_what_is_stored(monkeypatch):
+    monkeypatch.setattr(sys, "path", [str(FOLDER), *sys.path])
+    robustness = runpy.run_path(str(FOLDER / "robustness.py"))
+    page = robustness["PAGE"].read_text()
+    assert robustness["with_tables"](page) == page
+    assert min(page.count(f"<!-- {name}: {end} -->") for name in ("bounded", "honest") for end in ("begin", "end")) == 1

@@ -50,12 +50,39 @@ def test_it_begins_as_plain_training_and_then_leaves_its_last_model():
     for name, value in copied(plain.network).items():
         torch.testing.assert_close(first.network.state_dict()[name], value, rtol=1e-4, atol=1e-5)
     assert same(first.memory[PREVIOUS], copied(first.network))
-    second = trained(Moon(mu=5.0), t=2, memory=dict(first.memory))
+    second = trained(Moon(mu=5.0, loss_ratio=0.0), t=2, memory=dict(first.memory))
     gaps = [
         (second.network.state_dict()[k] - v).abs().max()
         for k, v in copied(trained(PlainTrainer(), t=2).network).items()
     ]
     assert max(gaps) > 1e-3
+
+
+def test_the_term_is_left_out_where_the_shared_model_serves_worse():
+    """Then the site trains as without it; where its last model is the worse one, nothing changes."""
+    published = Moon(mu=5.0, loss_ratio=0.0)
+    good = dict(trained(Moon()).memory)
+    factors = {"0.weight": -1, "5.weight": 30, "5.bias": 30}
+    spoilt = {key: value * factors.get(key, 1) for key, value in good[PREVIOUS].items()}
+    for received, last, same_as in (
+        (spoilt, good[PREVIOUS], PlainTrainer()),
+        (good[PREVIOUS], spoilt, published),
+    ):
+        ends = []
+        for trainer in (Moon(mu=5.0), same_as, published, PlainTrainer()):
+            work = work_of_round(2, memory={PREVIOUS: last})
+            work.network.load_state_dict(received)
+            work.received = received
+            trainer.train(work)
+            ends.append(copied(work.network))
+        assert same(ends[0], ends[1]) and not same(ends[2], ends[3])
+
+
+@pytest.mark.parametrize(
+    "values, ratio", [({}, 1.05), ({"robust": "mixed"}, 1.05), ({"robust": "off"}, 0.0), ({"loss_ratio": 2.0}, 2.0)]
+)
+def test_a_run_with_bounds_leaves_it_out(values, ratio):
+    assert make_config("moon", "support2", values=values).components.trainer.loss_ratio == ratio
 
 
 def test_the_fixed_models_leave_the_statistics_and_the_draws_alone():

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from math import exp, log
+from math import exp, log, sqrt
 from statistics import median
 
 TIMES, DEVIATIONS, FEWEST = 3.0, 3.5, 4
@@ -24,6 +24,14 @@ def far_from_median(values: Mapping[str, float], times: float = TIMES) -> list[s
     least = _least(logs.values(), times)
     apart = DEVIATIONS * 1.4826 * median(abs(value - centre) for value in values.values())
     return [site for site, v in values.items() if (logs[site] > least if site in logs else abs(v - centre) > apart)]
+
+
+def share_near(share: float, cases: float, other: float) -> float:
+    """The value nearest to ``other`` in the 95 % interval of a ``share`` of ``cases`` > 0 (Wilson, JASA 22, 1927)."""
+    part = 1.96**2 / cases
+    middle = (share + part / 2) / (1 + part)
+    half = sqrt(part * share * (1 - share) + part**2 / 4) / (1 + part)
+    return min(max(other, middle - half), middle + half)
 
 
 def winsorised(values: Mapping[str, float]) -> dict[str, float]:

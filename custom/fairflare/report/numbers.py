@@ -6,9 +6,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from statistics import median
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from fairflare.functional.outliers import TIMES, far_from_median
+from fairflare.functional.outliers import TIMES, far_from_median, share_near
 from fairflare.report.audit_reader import Entry, Trail, part
 from fairflare.report.frames import shown
 from fairflare.report.section import Section
@@ -99,6 +100,7 @@ def unlike(trail: Trail) -> list[Json]:
     Others: in the first round, when all have the same new model, or in at least half of the site's rounds the number is
     far from the sites' median. Past: what it is over the later half of the rounds (median), by what it is over the
     earlier half, is far from the sites' median of that.
+    An error is far with the whole of its 95 % interval alone, see ``_far``.
     An update's norm is one where it was at least three times the expected one in at least half of the site's rounds.
     Counts are no such numbers: the gate holds them against preflight's.
 
@@ -109,6 +111,7 @@ def unlike(trail: Trail) -> list[Json]:
 
     told: dict[str, dict[str, list[float]]] = {}
     apart: Counter[tuple[str, str]] = Counter()
+    cases = _validation_cases(trail)
     for record in trail.rounds:
         now: dict[str, dict[str, float]] = {}
         for site, answer in part(record, "accepted").items():
@@ -117,7 +120,7 @@ def unlike(trail: Trail) -> list[Json]:
                 now.setdefault(name, {})[site] = float(value)
         first = record is trail.rounds[0]
         for name, values in now.items():
-            far = far_from_median(values, TIMES if first else LATER_TIMES)
+            far = _far(name, values, cases, times=TIMES if first else LATER_TIMES)
             apart.update({(name, site): len(trail.rounds) if first else 1 for site in far})
     found: dict[tuple[str, str, str], None] = {}
     for name, sites in told.items():
@@ -126,7 +129,8 @@ def unlike(trail: Trail) -> list[Json]:
         # The first model is nobody's: what a site says of it is left out where enough remains.
         since = {site: v[1:] if len(v) == len(trail.rounds) > 4 else v for site, v in sites.items() if len(v) > 3}
         halves = {site: (median(v[: len(v) // 2]), median(v[len(v) // 2 :])) for site, v in since.items()}
-        changed = far_from_median({site: after / before for site, (before, after) in halves.items() if before})
+        units = {site: before for site, (before, _) in halves.items() if before}
+        changed = _far(name, {site: halves[site][1] / before for site, before in units.items()}, cases, units)
         for site, said in sites.items():
             against = "others" if 2 * apart[name, site] >= len(said) else "past" if site in changed else None
             if against:
@@ -138,6 +142,35 @@ def unlike(trail: Trail) -> list[Json]:
     order = in_order({site for site, *_ in found})
     rows = [dict(zip(("site", "number", "against"), one)) for one in found]
     return sorted(rows, key=lambda row: order.index(row["site"]))
+
+
+def _validation_cases(trail: Trail) -> dict[str, float]:
+    """Site -> patients of its validation split, by its training examples and the sites' median share of them; its own
+    word would excuse any lie. Before the evaluation: as many as train."""
+    told = {site: number(of.get("n_examples")) for site, (_, of, _) in trail.totals.last.items()}
+    examples = {site: count for site, count in told.items() if count}
+    held = {site: part(of.get("personal") or of, "n") for site, of in part(trail.evaluation, "sites").items()}
+    splits = {site: count for site, n in held.items() if (count := number(n.get("val"))) and site in examples}
+    share = median([count / examples[site] for site, count in splits.items()] or [1.0])
+    return {site: count * share for site, count in examples.items()}
+
+
+def _far(
+    name: str,
+    values: Mapping[str, float],
+    cases: Mapping[str, float],
+    units: Mapping[str, float] = MappingProxyType({}),
+    times: float = TIMES,
+) -> list[str]:
+    """``far_from_median`` of the numbers ``name``; of errors of ``cases`` patients, those that are far wherever in
+    their interval they lie: none wrong of twelve is no lie. ``units``: site -> the error that 1 stands for, or 1."""
+    found = far_from_median(values, times)
+    for site in [one for one in found if one in cases and name.partition("/")[0].endswith("error")]:
+        unit = units.get(site, 1.0)
+        near = share_near(values[site] * unit, cases[site], median(values.values()) * unit) / unit
+        if site not in far_from_median({**values, site: near}, times):
+            found.remove(site)
+    return found
 
 
 def _held(accepted: Mapping[str, Any], fields: Mapping[str, Spec]) -> dict[str, Any]:

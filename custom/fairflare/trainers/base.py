@@ -58,6 +58,8 @@ class Trainer(ABC):
     """Whether every site has a whole model of its own, which ``finish`` leaves in ``work.personal``."""
     shares_model: ClassVar[bool] = True
     """Whether sites send updates of the shared model; False where these are always zero, since models stay there."""
+    as_published: ClassVar[Mapping[str, Any]] = {}
+    """Settings that ``robust=off`` stands for, unless the user names them."""
     probes: ClassVar[tuple[str, ...]] = ()
     """Ids of the probes whose numbers the server half reads; they run whatever the rule wants."""
     heeds: ClassVar[tuple[str, ...]] = ()

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
@@ -34,14 +35,21 @@ class Moon(PlainTrainer):
     model that the site's last round ended in, both in evaluation mode and without gradient; before a site's first
     round the latter is w^t, too, and the term has no gradient.
 
+    The term leads away from the site's last model, towards what the others changed. Where two liars of eight changed
+    it, the honest sites followed. So a batch has the term only where w^t serves it about as well as the last model.
+
     Args:
         mu: weight of the term, >= 0; 0 is plain training. The authors choose among 0.1, 1, 5 and 10.
         temperature: T > 0.
+        loss_ratio: r >= 0: a batch, or a part of one that is trained on in parts, has no term where its loss under w^t
+            is more than r times that under the site's last model; 0: all have it, as published and with ``robust=off``.
     """
 
     cost: ClassVar[Cost] = Cost(forward=3, backward=1)
+    as_published: ClassVar[Mapping[str, float]] = {"loss_ratio": 0.0}
     mu: Annotated[float, Range(0, 1e6)] = 1.0
     temperature: Annotated[float, Range(1e-3, 1e3)] = 0.5
+    loss_ratio: Annotated[float, Range(0, 1e6)] = 1.05
 
     def missing(self, offer: Offer) -> str:
         """Labels of whole examples: a network that labels pixels has no features of an example."""
@@ -62,8 +70,11 @@ class Moon(PlainTrainer):
         with features_of(work.network) as found:
 
             def part(outputs: torch.Tensor, rows: slice) -> torch.Tensor:
-                shared, last = (_features(network, batch.inputs[rows]) for network in work.scratch["frozen"])
-                term = model_contrast(found.pop(), shared, last, self.temperature)
+                fixed = [_passed(network, batch.inputs[rows]) for network in work.scratch["frozen"]]
+                term = model_contrast(found.pop(), *(features for features, _ in fixed), self.temperature)
+                if self.loss_ratio:
+                    shared, last = (objective(made, batch.targets[rows]) for _, made in fixed)
+                    term = term * (shared <= self.loss_ratio * last)
                 return (objective(outputs, batch.targets[rows]) + self.mu * term) * (len(outputs) / len(batch.targets))
 
             loss = work.execution.backward(work.network, batch.inputs, part)
@@ -83,7 +94,8 @@ def _frozen(network: torch.nn.Module, model: StateDict | None) -> torch.nn.Modul
 
 
 @no_grad
-def _features(network: torch.nn.Module, inputs: torch.Tensor) -> torch.Tensor:
+def _passed(network: torch.nn.Module, inputs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Features and outputs."""
     with features_of(network) as found:
-        network(inputs)
-    return found[-1]
+        outputs = network(inputs)
+    return found[-1], outputs

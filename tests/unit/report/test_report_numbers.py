@@ -131,6 +131,23 @@ def test_neither_counts_nor_three_sites_numbers_are_judged():
     assert unlike(read_trail(told({"sharpness": (0.0, 0.0, 0.0, -0.1, 0.1)}))) != [], "no median to divide by"
 
 
+@pytest.mark.parametrize("against, late", [("others", 0.0), ("past", 0.01)])
+@pytest.mark.parametrize(
+    "examples, claimed, named", [(74, 12, False), (600, 100, True), (600, 1, True), (74, None, False)]
+)
+def test_an_error_of_few_patients_names_no_site(examples, claimed, named, against, late):
+    """None wrong of twelve, as at Switzerland; a site that calls its split small is held against its examples."""
+    early = 0.0 if against == "others" else 0.3
+    entries = told(*({"minus_error": (0.3, 0.22, 0.2, 0.25, own)} for own in (early, early, late, late)))
+    for entry in entries:
+        for site, answer in entry["accepted"].items():
+            answer["n_examples"] = examples if site == "e" else 180
+    counts = dict.fromkeys("abcd", 30) | ({} if claimed is None else {"e": claimed})
+    entries.append({"event": "evaluation", "sites": {site: {"n": {"val": n}} for site, n in counts.items()}})
+    found = [{"site": "e", "number": "minus_error", "against": against}] if named else []
+    assert unlike(read_trail(entries)) == found
+
+
 def test_the_first_screen_says_whose_numbers_do_not_fit(inputs):
     inputs["entries"][1:5] = [one | {"rounds": 4} for one in told(*({"sharpness": (*ALIKE[:4], 0.3)},) * 4)]
     summary = summarise(**inputs)
