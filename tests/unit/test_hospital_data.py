@@ -408,7 +408,50 @@ def test_images_of_two_sites_of_two_rows_and_of_none_are_said(tmp_path):
     assert "12 images are files of another site, too, e.g. a/t0.png and a/s0.png" in notes
 
 
-def test_units_and_codes_of_a_site_are_converted_by_the_lines_that_are_printed(tmp_path, capsys):
+def check_models_use(folder, capsys, monkeypatch, converted):
+    """A model that was trained on the converted table predicts and evaluates the site's own as the converted one."""
+    sites, run = folder / INSIDE / "sites", folder / "run"
+    monkeypatch.setenv("FAIRFLARE_SITE_CONFIG", str(sites))
+    assert call(capsys, "run", "fedavg", "--data", folder, "--rounds", "2", "--workers", "1", "--out", run)[0] == 0
+    monkeypatch.delenv("FAIRFLARE_SITE_CONFIG")
+    own, theirs = folder / "own.csv", folder / "converted.csv"
+    pd.read_csv(folder / INSIDE / "B.csv", dtype=str)[5:].to_csv(own, index=False)  # no list of the training
+    converted[5:].to_csv(theirs, index=False)
+    new = folder / "new.yaml"
+    lines = (sites / "B.yaml").read_text().splitlines()
+    new.write_text("\n".join(["data_root: .", "datalist: own.csv", *(one for one in lines if "{" in one)]))
+
+    def risks(number, *how):
+        out = folder / f"risks{number}"
+        code, text, err = call(capsys, "predict", run, *how, "--out", out)
+        assert code == 0, err
+        return pd.read_csv(out / "predictions.csv")["p_1"].to_numpy(), text + err
+
+    true, _ = risks(0, theirs)
+    for number, how in enumerate(((own, "--site", "B"), (own, "--site-config", sites / "B.yaml")), 1):
+        found, said = risks(number, *how)
+        assert np.array_equal(found, true) and "converted as the site's file says" in said
+    odd, said = risks(3, own)
+    assert not np.allclose(odd, true) and "are the units the same?" in said
+
+    def area(number, *how):
+        out = folder / f"area{number}"
+        code, _, err = call(capsys, "evaluate", run, *how, "--out", out)
+        assert code == 0, err
+        (site,) = json.loads((out / "evaluation.json").read_text())["sites"].values()
+        return {name: one["value"] for name, one in site["metrics"].items()}
+
+    true = area(0, theirs)
+    assert area(1, own, "--name", "new", "--site-config", sites / "B.yaml") == true
+    assert area(2, new) == true
+    assert area(3, own, "--name", "other") != true
+    test = area(4, sites / "B.yaml", "--name", "B", "--split", "test")  # as the site was in training
+    assert area(5, folder, "--name", "B", "--split", "test") == test
+    code, _, err = call(capsys, "evaluate", run, folder, "--split", "test", "--site-config", sites / "B.yaml")
+    assert code == 2 and "--site-config" in err and "--name" in err
+
+
+def test_units_and_codes_of_a_site_are_converted_by_the_lines_that_are_printed(tmp_path, capsys, monkeypatch):
     rng, rows = np.random.default_rng(1), []
     for site in "ABC":
         for k in range(80):
@@ -472,6 +515,7 @@ def test_units_and_codes_of_a_site_are_converted_by_the_lines_that_are_printed(t
     assert {*cells["sex"]} == {"f", "m"} and {*cells["ward"]} == {"u1", "v1", "w1"}
     assert 80 < pd.to_numeric(pd.Series(cells["crea"])).median() < 100
     assert 36 < pd.to_numeric(pd.Series(cells["temp"])).median() < 38
+    check_models_use(tmp_path, capsys, monkeypatch, pd.DataFrame(cells))
     file.write_text(file.read_text().replace('"crea"', '"creatinine"'))
     code, out, _ = call(capsys, "preflight", file)
     assert code == 1 and "expected a column among" in out and "creatinine" in out

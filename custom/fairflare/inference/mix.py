@@ -24,7 +24,7 @@ from fairflare.engine.files import is_there, read_json, read_model, save_json, s
 from fairflare.engine.hashes import model_hash
 from fairflare.engine.setup.config import RunConfig
 from fairflare.engine.setup.parts import Parts, build_parts
-from fairflare.inference.loaded_run import Opened, fit_network, hospitals, open_run
+from fairflare.inference.loaded_run import Opened, conversion_of, fit_network, hospitals, open_run
 from fairflare.inference.monitor import Patient, once
 from fairflare.tasks.external import labelled
 from fairflare.trainers.base import Trainer
@@ -214,8 +214,9 @@ def open_mix(folder: Path, site: str = "") -> Opened:
     used, rounds = dataclasses.replace(parts, network=network), int(config.training.rounds)
     words = ", ".join(f"{member.weight:.0%} {member.name}" for member in members if member.weight)
     return Opened(
-        folder, config, about, used, str(whose), MIXED, sha256, None, (kept,), scaling, rounds, (f"mix: {words}",)
-    )
+        folder, config, about, used, str(whose), MIXED, sha256, None, (kept,), scaling, rounds, (f"mix: {words}",),
+        conversions={str(whose): conversion_of(kept)},
+    )  # fmt: skip
 
 
 def check_mixable(name: str, parts: Parts) -> None:

@@ -21,7 +21,7 @@ from torch import Tensor
 from fairflare.core.errors import DataError, UserError
 from fairflare.core.execution import default_device
 from fairflare.core.types import Batch
-from fairflare.core.validation import natural, shown
+from fairflare.core.validation import natural, shown, some
 from fairflare.data.inputs import ImageInputs, Scaling, TableInputs
 from fairflare.data.readers import geometry
 from fairflare.data.readers.datalist import Frame, file_of
@@ -30,6 +30,7 @@ from fairflare.data.readers.geometry import NIFTI, Geometry, geometry_of, suffix
 from fairflare.data.readers.table_features import gaps_of, plain
 from fairflare.data.readers.tables import SUFFIXES, read_columns
 from fairflare.data.readers.volumes import Volume, VolumeReader, placed_as
+from fairflare.data.site_config import SiteConfig
 from fairflare.data.tensors import as_float, normalised
 from fairflare.engine.evaluation import predict as predicted
 from fairflare.engine.files import save_json, save_text
@@ -137,17 +138,21 @@ class Predictions:
     unlike: list[str] = field(default_factory=list)
 
 
-def predict(opened: Opened, named: Sequence[Path], folder: Path) -> Predictions:
+def predict(opened: Opened, named: Sequence[Path], folder: Path, converting: SiteConfig | None = None) -> Predictions:
     """Predict the named image files and folders, or one table; UserError where something cannot be read.
 
     ``folder``, an empty one, gets ``predictions.csv``, masks, and ``fairflare.json`` that says how they came about.
+    ``converting``: whose ``scale``, ``shift`` and ``recode`` hold for the table; None: those of the opened site's
+    training.
     """
     table, images = opened.task.table_inputs(), opened.task.image_inputs()
     if table is None and images is None:
         text = "its inputs are made by code (build_data), or nobody has said how a file becomes one"
         raise UserError(f"task {opened.config.task}: {text}; use fairflare export-model")
     if table is not None:
-        found = _of_table(opened, table, table_of(named))
+        found = _of_table(opened, table, table_of(named), converting or opened.conversions.get(opened.site))
+    elif converting:
+        raise UserError("--site-config: expected a run on tables, got one on images")
     else:
         assert images is not None  # one of both is there
         files, notes = images_of(named, masks=opened.task.kind.has_masks, volumes=images.volumes)
@@ -174,7 +179,7 @@ def about(opened: Opened) -> dict[str, Any]:
     }
 
 
-def _of_table(opened: Opened, inputs: TableInputs, path: Path) -> Predictions:
+def _of_table(opened: Opened, inputs: TableInputs, path: Path, own: SiteConfig | None) -> Predictions:
     columns = read_columns(path)
     n = len(next(iter(columns.values())))
     missing = [name for name in inputs.columns if name not in columns]
@@ -183,6 +188,10 @@ def _of_table(opened: Opened, inputs: TableInputs, path: Path) -> Predictions:
         raise DataError("column", f"table {path.name}: expected {lacks}, found none")
     found = [f"column {name}: is missing, every row counts as without a value" for name in missing]
     columns |= {name: [""] * n for name in missing}
+    if own and own.conversion:
+        own.convert(columns, inputs.gaps)  # of columns that are no predictors some may be missing
+        known = dict.fromkeys(name for key in own.conversion.values() for name in key if name in inputs.columns)
+        found += [f"{some([*known], 12)}: converted as the site's file says ({', '.join(own.conversion)})"]
     numbers, plain = inputs.features(path.name, columns)
     scaling = opened.scaling  # never that of the rows at hand, on which a patient's risk does not depend
     if scaling is None and opened.site:
