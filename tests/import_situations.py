@@ -477,7 +477,14 @@ def contours(root):
 add("contours among images", contours, "--site none", at=".", says=["RTSTRUCT"], sites=1)
 
 add("lists of codes in a cell", table(icd=pick("I10;E11", "I10", "E11;J44", "J44"), atc=pick("C07, B01", "C07", "B01")),
-    LABEL, lacks=["icd", "atc"], says=["which hold several codes in a cell, as 'E11;J44': make", "as 'C07, B01': make"])
+    LABEL, kinds={"icd": "category", "atc": "category"},
+    says=["icd: cells hold several codes (;): 3", "atc: cells hold several codes (,): 2"])
+add("lists of codes kept as they are", table(icd=pick("I10;E11", "I10", "E11;J44", "J44")), f"{LABEL} --keep icd",
+    kinds={"icd": "category"}, unsaid=["several codes"])
+add("lists of codes of which one tells the outcome", table(icd=of(lambda t: np.where(t["died"], "R99;I10", "I10;E11"))),
+    LABEL, refused=("icd alone tells the outcome", "--leave-out icd"), leads=dict(lacks=["icd"]))
+add("lists of codes that tell the outcome together", table(icd=of(lambda t: [f"I10;{'CD'[d]}{k % 3}" for k, d in
+    enumerate(t["died"])])), LABEL, refused=("icd", "the outcome", "--leave-out icd"), leads=dict(lacks=["icd"]))
 
 
 def contrasts(root):

@@ -408,6 +408,47 @@ def test_images_of_two_sites_of_two_rows_and_of_none_are_said(tmp_path):
     assert "12 images are files of another site, too, e.g. a/t0.png and a/s0.png" in notes
 
 
+def test_codes_in_lists_are_the_same_columns_at_every_site_and_in_use(tmp_path, capsys):
+    rng, rows = np.random.default_rng(3), []
+    for site, pool in {"A": ("I10", "E11", "J44", "N18"), "B": ("I10", "E11", "C34"), "C": ("J44", "I10")}.items():
+        for _ in range(90):
+            codes = rng.permutation(pool)[: rng.integers(0, len(pool) + 1)]
+            died = int(rng.random() < 0.2 + 0.4 * ("I10" in codes))
+            rows.append({"hospital": site, "icd": "; ".join(codes), "age": rng.integers(20, 90), "died": died})
+    table = pd.DataFrame(rows)
+    table.to_csv(tmp_path / "t.csv", index=False)
+    assert call(capsys, "init", tmp_path / "t.csv", "--label", "died", "--yes")[0] == 0
+    options = json.loads((tmp_path / INSIDE / "dataset.json").read_text())["options"]
+    levels = ["C34", "E11", "I10", "J44", "N18"]
+    spec = {"kind": "category", "levels": levels, "separator": ";", "missing": True}
+    assert json.loads(options["columns"])["icd"] == spec
+    assert call(capsys, "run", "fedavg", "--data", tmp_path, "--rounds", "2", "--out", tmp_path / "run")[0] == 0
+    agreed = json.loads((tmp_path / "run" / "config.json").read_text())["options"]["columns"]
+    assert json.loads(agreed)["icd"] == spec  # of all sites' fingerprints, though each lacks some
+    task = tasks.load("tabular", None, **{**options, "labels": "0,1"})
+    inputs = task.table_inputs()
+    _, plain = inputs.features("t.csv", {name: list(table[name].astype(str)) for name in table})
+    dummies = table["icd"].str.get_dummies("; ")[levels]
+    expected = dummies.assign(other=0, gap=(table["icd"] == "").astype(int))
+    assert np.array_equal(plain, expected.to_numpy())
+    new = pd.DataFrame({"icd": ["I10;E11", "E11 ;I10;I10", "X99;I10", "X99", ""], "age": 50})
+    _, plain = inputs.features("new.csv", {name: list(new[name].astype(str)) for name in new})
+    assert plain.tolist() == [
+        [0, 1, 1, 0, 0, 0, 0],
+        [0, 1, 1, 0, 0, 0, 0],
+        [0, 0, 1, 0, 0, 1, 0],
+        [0, 0, 0, 0, 0, 1, 0],
+        [0, 0, 0, 0, 0, 0, 1],
+    ]
+    new.to_csv(tmp_path / "new.csv", index=False)
+    code, _, err = call(capsys, "predict", tmp_path / "run", tmp_path / "new.csv", "--out", tmp_path / "found")
+    risks = pd.read_csv(tmp_path / "found" / "predictions.csv")["p_1"]
+    assert code == 0 and risks[0] == risks[1] and risks.nunique() == 4, err
+    odd = tmp_path / INSIDE / "C.csv"
+    pd.read_csv(odd, dtype=str).assign(icd="401.9;250.0").to_csv(odd, index=False)
+    assert "rows have none of C34, E11" in call(capsys, "preflight", tmp_path)[1]
+
+
 def check_models_use(folder, capsys, monkeypatch, converted):
     """A model that was trained on the converted table predicts and evaluates the site's own as the converted one."""
     sites, run = folder / INSIDE / "sites", folder / "run"

@@ -107,9 +107,7 @@ def _before(opened: Opened) -> tuple[nn.Module, dict[str, Any], Tensor, str, lis
     words = f"float32 (N, {n + m}): {n} numbers, NaN where missing, then {m} features as they are"
     whose = [f"gaps and scale are those of {opened.site}'s training rows"] if table.fixed is None else []
     if (own := opened.conversions.get(opened.site)) and own.conversion:
-        whose.append(
-            f"numbers are in the units of the federation, not of {opened.site} (scale, shift)"
-        )
+        whose.append(f"numbers are in the units of the federation, not of {opened.site} (scale, shift)")
     return *_made(Rows, **scaling), example, words, whose
 
 

@@ -380,9 +380,7 @@ def hospitals(
     for site in found:
         expected("--name", bool(SITE.fullmatch(site)), "letters, digits, spaces, - . and _", site)
     if converting and len(found) > 1:
-        raise UserError(
-            f"--site-config: expected one hospital (--name NAME), got {some([*found])}"
-        )
+        raise UserError(f"--site-config: expected one hospital (--name NAME), got {some([*found])}")
     for site, own in found.items():
         by = converting or (own if own.conversion else opened.conversions.get(site, own))
         found[site] = dataclasses.replace(own, site=site, **by.conversion)

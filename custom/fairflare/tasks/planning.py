@@ -253,7 +253,8 @@ def _of_tables(tables: Mapping[str, TableFingerprint]) -> list[str]:
         if twins:
             found.append(f"column {name}: {some(twins, 3)} are different levels")
         levels = {site: table.levels[name] for site, table in tables.items() if table.levels.get(name)}
-        for site, pairs in _of_codes(levels).items():
+        lists = one.columns[name].separator  # the file of a site recodes cells
+        for site, pairs in ({} if lists else _of_codes(levels)).items():
             words[site][name] = pairs
             found.append(f"column {name}: {some([*pairs], 3)} at {site} and {some([*pairs.values()], 3)} elsewhere")
     return [*found, *filter(None, (converting(site, rules[site], words[site]) for site in tables))]

@@ -61,7 +61,8 @@ class Tabular(OwnData):
         columns: JSON: column -> how it is read, for features that are no plain numbers: {"kind": "category", "levels":
             [...]}, {"kind": "yes_no", "yes": [...], "no": [...]}, {"kind": "days", "since": "date column"} or {"kind":
             "number"}, each with "missing": true for a feature that says that the cell is empty, and "codes": ["999"],
-            cells that count as empty. A run fills in levels. Numbers and days may have "range": [lowest, highest].
+            cells that count as empty. A run fills in levels. Numbers and days may have "range": [lowest, highest], a
+            category "separator": ";" between several codes of a cell.
         scaling: JSON of three lists, "fill", "mean" and "std" of the numbers, in the order of ``features``; "site":
             each site fills gaps with its own training median and scales by its own training mean and spread. Empty:
             what the sites have agreed on; where a task is made without a plan, by the ranges of ``columns`` if all
@@ -220,7 +221,9 @@ class Tabular(OwnData):
             raise UserError(f"columns: {lacking!r}: {text}")
         numbers, plain = features_of(self._features(), columns)
         attributes = self.attributes
-        levels = {name: one.levels or () for name, one in columns.items() if one.kind == "category"}
+        levels = {
+            name: one.levels or () for name, one in columns.items() if one.kind == "category" and not one.separator
+        }
         both = {name: tuple(dict.fromkeys((*attributes[name], *levels[name]))) for name in {*attributes} & {*levels}}
         return TableInputs(
             numbers=numbers,
