@@ -16,6 +16,7 @@ from pydicom import dcmread
 
 from dicom_sets import dataset, save, segmentation
 from hospital_folders import Drawn
+from volume_files import ball, write
 
 N = 240
 
@@ -456,12 +457,26 @@ def with_masks(ending):
     def make(root):
         for k in range(6):
             Drawn().save(root / f"i{k}.png")
-            (root / f"i{k}_mask.{ending}").write_bytes(b"NRRD0004\n")
+            (root / f"i{k}_mask.{ending}").write_bytes(b"MHD")
 
     return make
 
 
-add("masks in NRRD", with_masks("nrrd"), at=".", refused=("NRRD, which is not read", "s.ReadImage('i0_mask.nrrd')"))
+def slicer(root):
+    """Volumes with the segmentations of 3D Slicer beside them, which name their structures."""
+    rng = np.random.default_rng(0)
+    for k in range(24):
+        image, mask, affine = ball(rng, (16, 16, 8))
+        write(root / f"p{k:02d}.nii.gz", image, affine)
+        names = {"Segment0_LabelValue": "1", "Segment0_Name": "liver, left"}
+        write(root / f"p{k:02d}.seg.nrrd", mask, affine, **names)
+
+
+add("segmentations of 3D Slicer", slicer, "--slices 1", at=".", kind="segmentation", classes=["liver  left"], sites=1,
+    rows=192)
+add("segmentations of 3D Slicer with volumes", slicer, "--kind volume-segmentation", at=".", sites=1, rows=24,
+    kind="volume-segmentation", classes=["liver  left"])
+add("masks in MetaImage", with_masks("mha"), at=".", refused=("MetaImage", "s.ReadImage('i0_mask.mha')"))
 add("masks in HDF5", with_masks("h5"), at=".", refused=("HDF5",))
 
 
@@ -474,6 +489,13 @@ def contours(root):
     found.save_as(root / "benign" / "rt.dcm")
 
 
+def contours_alone(root):
+    contours(root)
+    for path in sorted(root.glob("*/*.dcm")):
+        path.rename(root / f"{path.parent.name}_{path.name}")
+
+
+add("contours beside images", contours_alone, at=".", refused=("(RTSTRUCT)", "benign_rt.dcm", "NRRD masks"))
 add("contours among images", contours, "--site none", at=".", says=["RTSTRUCT"], sites=1)
 
 add("lists of codes in a cell", table(icd=pick("I10;E11", "I10", "E11;J44", "J44"), atc=pick("C07, B01", "C07", "B01")),

@@ -61,6 +61,43 @@ def test_a_nifti_header_that_cannot_be_is_one_line(tmp_path, why, suffix):
     tracemalloc.stop()
 
 
+def nrrd_file(more="", sizes="8 8 2", content=bytes(128), encoding="raw"):
+    head = f"NRRD0004\ntype: uint8\ndimension: {len(sizes.split())}\nsizes: {sizes}\nencoding: {encoding}\n{more}\n"
+    return head.encode() + content
+
+
+BROKEN_NRRD = {
+    "no end of its header": b"NRRD0004\ntype: uint8",
+    "a header of 8x0x2 voxels": nrrd_file(sizes="8 0 2"),
+    "expected at most 8,589,934,592 bytes unpacked": nrrd_file(sizes="32000 32000 32000"),
+    "8x8x200 voxels, and the file can hold 128 bytes": nrrd_file(sizes="8 8 200"),
+    "data file; expected one file": nrrd_file("data file: /etc/passwd\n"),
+    "bzip2; expected one file, raw or gzip": nrrd_file(encoding="bzip2"),
+    "NRRDError": nrrd_file(encoding="gzip", content=gzip.compress(bytes(7))),
+    "3 axes of domain, vector; expected axes in space": nrrd_file("kinds: vector domain domain\n"),
+    "4 axes of domain, list; .*overlapping segments": nrrd_file("kinds: list domain domain domain\n", "1 8 8 2"),
+    "error": nrrd_file(encoding="gzip", content=b"no gzip"),
+}
+
+
+@each("why", BROKEN_NRRD)
+def test_an_nrrd_header_that_cannot_be_is_one_line(tmp_path, why):
+    path = tmp_path / "x.nrrd"
+    path.write_bytes(BROKEN_NRRD[why])
+    with pytest.raises(DataError, match=f"^x.nrrd: .*{why}") as error:
+        READER.image(Frame(path, 0))
+    assert error.value.code == "unreadable" and "\n" not in str(error.value)
+
+
+def test_no_more_of_an_nrrd_file_is_unpacked_than_its_header_says(tmp_path):
+    path = tmp_path / "x.nrrd"
+    path.write_bytes(nrrd_file(encoding="gzip", content=gzip.compress(bytes(2**28))))
+    tracemalloc.start()
+    assert frames(path) == 2 and READER.image(Frame(path, 1)).shape == (1, 32, 32)
+    assert tracemalloc.get_traced_memory()[1] < 5e6
+    tracemalloc.stop()
+
+
 @each("mode", ["RGB", "CMYK", "1", "L"])
 def test_pictures_are_as_bright_and_upright_as_they_are_shown(mode, tmp_path):
     pixels = np.zeros((20, 30), np.uint8)

@@ -26,6 +26,7 @@ from fairflare.core.validation import flag, natural, shown, some, unlisted
 from fairflare.data.readers.datalist import DESCRIPTION, PREFIX, read_lists
 from fairflare.data.readers.formats import boxes_in, unread
 from fairflare.data.readers.geometry import form_of, is_image
+from fairflare.data.readers.nifti import segments_in
 from fairflare.import_data.columns import outcome_of, telling
 from fairflare.import_data.folders import (
     by_headers,
@@ -199,6 +200,7 @@ def look(root: Path, chosen: Choices, tell: Tell = nothing) -> Proposal:
         lists = [root / f"{DESCRIPTION}.json", *lists_in(root).values()] if root.is_dir() else []
         named = {value: name for path in lists for value, name in structures_in(path).items()}
         masks = {site: [one.label for one in found.of(site)] for site in found.sites}
+        named = named or segments_in(files.root / next(iter(masks.values()))[0])
         classes, options = structures(files.root, masks, chosen.classes, named)
         found = replace(found, classes=classes, options={**found.options, **options})
     elif found.form.classes:

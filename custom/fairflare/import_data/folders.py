@@ -240,7 +240,7 @@ def _classification(files: Files, images: Sequence[str], chosen: Choices) -> Fou
     depths = Counter(len(_plain_folders(path)) for path in images)
     usual = depths.most_common(1)[0][0]
     odd = [path for path in images if len(_plain_folders(path)) != usual]
-    text = "expected a folder for each class, masks beside the images, a table or a datalist"
+    text = f"expected a folder for each class, masks beside the images, a table or a datalist{_contours(files)}"
     unlabelled = UserError(f"init: {len(images)} images and nothing that says their labels; {text}")
     if not usual and chosen.label in ("", "none"):
         raise unlabelled
@@ -269,6 +269,15 @@ def _classification(files: Files, images: Sequence[str], chosen: Choices) -> Fou
     of_site = f"{role.site} is the hospital" if role.site else "all of one hospital"
     layout = f"images in a folder for each class; {of_site}, {role.label} the class"
     return Found(kind, layout, examples, classes, {}, whence, notes)
+
+
+def _contours(files: Files) -> str:
+    """What to say of DICOM files that hold contours; "" where there are none."""
+    paths = list(files.dicom)[:MOST_LOOKED_AT]
+    of = headers([files.root / path for path in paths], ["Modality"])["Modality"] if paths else []
+    first = next((path for path, one in zip(paths, of, strict=True) if one == "RTSTRUCT"), "")
+    way = "which are not read: 3D Slicer with SlicerRT exports them as DICOM SEG or NRRD masks"
+    return f"; {first} holds contours (RTSTRUCT), {way}" if first else ""
 
 
 def _by_institution(table: pd.DataFrame, role: Roles, chosen: Choices) -> Roles:

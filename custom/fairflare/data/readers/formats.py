@@ -19,7 +19,7 @@ UNREAD: dict[str, tuple[str, str]] = {
         (".tif", ".tiff", ".bmp", ".gif", ".webp", ".jp2", ".heic"), ("a picture of another kind", PICTURE)
     ),
     **dict.fromkeys((".img", ".hdr", ".mgz"), ("another volume format", VOLUME)),
-    **dict.fromkeys((".mha", ".mhd", ".nrrd"), ("MetaImage or NRRD", f"{VOLUME}: {SIMPLE_ITK}")),
+    **dict.fromkeys((".mha", ".mhd", ".nhdr"), ("MetaImage, or NRRD in two files", f"{VOLUME}: {SIMPLE_ITK}")),
     **dict.fromkeys((".dcm.gz", ".csv.gz", ".zip"), ("packed", "unpacked files")),
     **dict.fromkeys((".ods", ".rds"), ("a table of LibreOffice or R", TABLE)),
 }

@@ -15,6 +15,7 @@ from fairflare.data.readers import dicom, nifti
 from fairflare.data.readers.datalist import Frame
 
 NIFTI = (".nii", ".nii.gz")
+VOLUMES = (*NIFTI, nifti.NRRD)
 NATURAL = (".png", ".jpg", ".jpeg")
 ORIENTATION = 0x0112
 """EXIF's tag; from 5 on rows are columns."""
@@ -50,12 +51,12 @@ def suffix_of(path: Path) -> str:
 def form_of(path: Path) -> Form:
     """How a file is to be read: by its suffix, and every other name as DICOM, which archives name by numbers."""
     suffix = suffix_of(path)
-    return "picture" if suffix in NATURAL else "nifti" if suffix in NIFTI else "dicom"
+    return "picture" if suffix in NATURAL else "nifti" if suffix in VOLUMES else "dicom"
 
 
 def looks_like_image(path: Path) -> bool:
     """Whether a file is one that is read: by its suffix; with any other name where it is DICOM that holds an image."""
-    if suffix_of(path) in (*NATURAL, *NIFTI, *dicom.SUFFIXES):
+    if suffix_of(path) in IMAGES:
         return True
     if path.name.upper() == dicom.DIRECTORY or not dicom.is_dicom(path):
         return False
@@ -141,7 +142,7 @@ def _dicom_affine(file: Any, k: int) -> np.ndarray | None:
     return np.asarray(np.diag([-1.0, -1.0, 1.0, 1.0]) @ affine)
 
 
-IMAGES = (*NATURAL, *NIFTI, *dicom.SUFFIXES)
+IMAGES = (*NATURAL, *VOLUMES, *dicom.SUFFIXES)
 """Suffixes of images that are read."""
 MASK_WORDS = """mask masks label labels labelstr labelsts labelsval seg segs segmentation segmentations gt groundtruth
     ground_truth annotation annotations"""
