@@ -72,10 +72,10 @@ BROKEN_NRRD = {
     "expected at most 8,589,934,592 bytes unpacked": nrrd_file(sizes="32000 32000 32000"),
     "8x8x200 voxels, and the file can hold 128 bytes": nrrd_file(sizes="8 8 200"),
     "data file; expected one file": nrrd_file("data file: /etc/passwd\n"),
-    "bzip2; expected one file, raw or gzip": nrrd_file(encoding="bzip2"),
+    "'bzip2'; expected one file, raw or gzip": nrrd_file(encoding="bzip2"),
     "NRRDError": nrrd_file(encoding="gzip", content=gzip.compress(bytes(7))),
-    "3 axes of domain, vector; expected axes in space": nrrd_file("kinds: vector domain domain\n"),
-    "4 axes of domain, list; .*overlapping segments": nrrd_file("kinds: list domain domain domain\n", "1 8 8 2"),
+    "3 axes of 'domain, vector'; expected axes in space": nrrd_file("kinds: vector domain domain\n"),
+    "4 axes of 'domain, list'; .*overlapping segments": nrrd_file("kinds: list domain domain domain\n", "1 8 8 2"),
     "error": nrrd_file(encoding="gzip", content=b"no gzip"),
 }
 

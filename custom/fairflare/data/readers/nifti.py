@@ -14,6 +14,7 @@ from typing import Any, BinaryIO, Literal, NamedTuple
 import numpy as np
 
 from fairflare.core.errors import DataError
+from fairflare.core.validation import shown
 from fairflare.data.readers import stored
 from fairflare.data.readers.limits import check
 
@@ -94,8 +95,8 @@ def read(path: Path, frame: int | None = None, *, window: str = "") -> stored.St
     low, high = (float(found.image.header[name]) for name in ("cal_min", "cal_max"))
     if not (math.isfinite(low) and math.isfinite(high) and low < high):
         raise stored.unreadable(path, "window=file, and its header has none: no cal_min below cal_max")
-    shown = np.clip((values.astype(np.float64) - low) / (high - low), 0, 1) * 255
-    return stored.Stored(shown.astype(np.float32), natural=True)
+    scaled = np.clip((values.astype(np.float64) - low) / (high - low), 0, 1) * 255
+    return stored.Stored(scaled.astype(np.float32), natural=True)
 
 
 def _check(path: Path) -> None:
@@ -176,13 +177,14 @@ def _nrrd_header(path: Path) -> tuple[dict[str, Any], int]:
     if len(sizes) > 3 or not kinds <= {"domain", "space", "none", "???"}:
         segments = "; overlapping segments of 3D Slicer: export them as a labelmap" if "list" in kinds else ""
         raise stored.WrongHeaderError(
-            f"{len(sizes)} axes of {', '.join(sorted(kinds))}; expected axes in space{segments}"
+            f"{len(sizes)} axes of {shown(', '.join(sorted(kinds)))}; expected axes in space{segments}"
         )
     if not sizes or min(sizes) < 1:
         raise stored.WrongHeaderError(f"a header of {'x'.join(map(str, sizes)) or 'no'} voxels")
     odd = [one for one in ("data file", "datafile", "line skip", "lineskip", "byte skip", "byteskip") if head.get(one)]
     if odd or head.get("encoding") not in ("raw", "gzip", "gz"):
-        raise stored.WrongHeaderError(f"{odd[0] if odd else head.get('encoding')}; expected one file, raw or gzip")
+        what = odd[0] if odd else shown(head.get("encoding"))
+        raise stored.WrongHeaderError(f"{what}; expected one file, raw or gzip")
     check(path.name, voxels=(told := math.prod(sizes)) * ITEM)
     held = (path.stat().st_size - min(ends)) * (1 if head["encoding"] == "raw" else MOST_PACKED)
     if told > held:
