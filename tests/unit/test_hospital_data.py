@@ -11,6 +11,7 @@ from dataclasses import replace
 import numpy as np
 import pandas as pd
 import pytest
+import yaml
 from PIL import Image
 
 import dicom_sets
@@ -447,6 +448,44 @@ def test_codes_in_lists_are_the_same_columns_at_every_site_and_in_use(tmp_path, 
     odd = tmp_path / INSIDE / "C.csv"
     pd.read_csv(odd, dtype=str).assign(icd="401.9;250.0").to_csv(odd, index=False)
     assert "rows have none of C34, E11" in call(capsys, "preflight", tmp_path)[1]
+
+
+def test_outcomes_and_codes_that_differ_between_sites_are_converted_by_the_lines_that_are_printed(tmp_path, capsys):
+    rng = np.random.default_rng(5)
+    sites = tmp_path / "sites"
+    sites.mkdir()
+    how = ("--kind", "tabular", "--classes", "no,yes", "--set", "label=died", "--set", "features=age,smoker")
+    words = {"A": ("no", "yes"), "B": ("nein", "ja"), "C": ("yes", "no"), "D": ("0", "1")}  # C has them turned
+    for site, (none, event) in words.items():
+        n = 300
+        ill, smoker = rng.random(n) < 0.15, rng.random(n) < 0.2
+        table = pd.DataFrame({"age": rng.normal(60, 9, n).round(3), "died": np.where(ill, event, none)})
+        table.assign(smoker=(smoker != (site == "D")).astype(int)).to_csv(tmp_path / f"{site}.csv", index=False)
+        (sites / f"{site}.yaml").write_text(f"data_root: ..\ndatalist: {site}.csv\n")
+
+    def paste(text):
+        for site, line in re.findall(r"lines of the file of (\w) convert: (recode: \{.*?\}+)", text):
+            file = sites / f"{site}.yaml"
+            known = yaml.safe_load(file.read_text())
+            known.setdefault("recode", {}).update(yaml.safe_load(line)["recode"])
+            file.write_text(yaml.safe_dump(known))
+
+    code, out, _ = call(capsys, "preflight", sites, *how)
+    assert code == 1 and 'of the file of B convert: recode: {"died": {"nein": "no", "ja": "yes"}}' in out
+    assert 'of the file of D convert: recode: {"died": {"0": "no", "1": "yes"}}' in out
+    assert 'of the file of C convert: recode: {"died": {"no": "yes", "yes": "no"}}' in out
+    paste(out)
+    code, out, _ = call(capsys, "preflight", sites, *how)
+    assert (
+        code == 0 and 'of the file of D convert: recode: {"smoker": {"0": "1", "1": "0"}}' in out and "units" not in out
+    )
+    prints = [tmp_path / f"{site}.fp.json" for site in words]
+    for site, path in zip(words, prints, strict=True):
+        assert call(capsys, "fingerprint", sites / f"{site}.yaml", *how, "--out", path)[0] == 0
+    assert 'of the file of D convert: recode: {"smoker": {"0": "1", "1": "0"}}' in call(capsys, "plan", *prints)[1]
+    paste(out)
+    code, out, _ = call(capsys, "preflight", sites, *how)
+    assert code == 0 and "nothing found" in out and "convert" not in out
 
 
 def check_models_use(folder, capsys, monkeypatch, converted):
