@@ -333,8 +333,8 @@ def table_fingerprint(
     for name in features:
         if kinds.get(name, Column()).kind == "category":
             own, sign = gaps_of(name, gaps), kinds[name].separator
-            rows = (cell for cell in cells[name] if cell not in own and plain(cell) not in own)
-            counts = Counter(part for cell in rows for part in parts(cell, sign))
+            known = (cell for cell in cells[name] if cell not in own and plain(cell) not in own)
+            counts = Counter(part for cell in known for part in parts(cell, sign))
             often = [level for level, count in counts.most_common(MOST_LEVELS) if count >= min_count]
             short = (level for level in often if len(level) <= LONGEST_VALUE and not CONTROL.search(level))
             levels[name] = tuple(in_order(short))

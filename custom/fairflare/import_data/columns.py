@@ -222,7 +222,7 @@ def _add(
         found.specs[name] = spec
 
 
-def _separator(values: Iterable[str]) -> str:
+def _separator(values: Sequence[str]) -> str:
     """What stands between the codes of a cell that holds several; "" where each holds one."""
     coded = (match[1] for text in values if (match := LIST_OF_CODES.fullmatch(text)))
     return next((sign for sign in ("|", ";") if naming.several_in(values, (sign,))), "") or next(coded, "")
