@@ -511,7 +511,39 @@ add("lists of codes that tell the outcome together", table(icd=of(lambda t: [f"I
 
 def contrasts(root):
     entries = [{"image": [f"t1_{k}.png", f"t2_{k}.png"], "label": k % 2} for k in range(8)]
+    for path in (path for one in entries for path in one["image"]):
+        Drawn().save(root / path)
     (root / "dataset.json").write_text(json.dumps({"training": entries}))
 
 
-add("contrasts as channels in a list", contrasts, at=".", refused=("several contrasts as channels are not read",))
+def named_by_contrast(names, folder="{label}", ending="png"):
+    """Images of 24 patients, each with a file for every one of ``names``; ``folder``: of patient and label."""
+
+    def make(root):
+        rng = np.random.default_rng(0)
+        for k in range(24):
+            home = root / folder.format(patient=f"p{k:02d}", label=("benign", "malignant")[k % 2])
+            home.mkdir(parents=True, exist_ok=True)
+            image, mask, affine = ball(rng, (16, 16, 6))
+            for name in names:
+                if ending == "png":
+                    Drawn().save(home / f"p{k:02d}_{name}.png")
+                else:
+                    write(home / f"p{k:02d}_{name}.nii.gz", image + rng.normal(size=image.shape), affine)
+            if ending != "png":
+                masks = root / "labelsTr" if "imagesTr" in folder else home
+                write(masks / f"p{k:02d}{'' if 'imagesTr' in folder else '_seg'}.nii.gz", mask, affine)
+
+    return make
+
+
+add("contrasts as channels in a list", contrasts, at=".", rows=8, kind="classification")
+add("contrasts by names in folders of classes", named_by_contrast(["T1", "T2", "FLAIR"]), at=".", rows=24,
+    classes=["benign", "malignant"], says=["24 images have 3 contrasts each", "FLAIR.png, "])
+add("contrasts of volumes by their slices, as BraTS names them", named_by_contrast(["t1", "t1ce", "t2", "flair"],
+    "{patient}", "nii.gz"), "--slices 2", at=".", rows=72, kind="segmentation", says=["have 4 contrasts each"])
+add("channels of nnU-Net by their slices", named_by_contrast(["0000", "0001"], "imagesTr", "nii.gz"), "--slices 3",
+    at=".", rows=48, kind="segmentation", says=["have 2 contrasts each"])
+add("contrasts of whole volumes", named_by_contrast(["t1", "t2"], "{patient}", "nii.gz"), "--kind volume-segmentation",
+    at=".", refused=("contrasts of whole volumes are not read", "--slices"))
+add("numbers in names are no contrasts", named_by_contrast(["0001", "0002"]), at=".", rows=48, unsaid=["contrasts"])

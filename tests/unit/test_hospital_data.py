@@ -11,6 +11,7 @@ from dataclasses import replace
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 import yaml
 from PIL import Image
 
@@ -21,7 +22,9 @@ import hospital_tables
 from cases import each
 from dicom_sets import dataset, save
 from fairflare.cli.main import main
-from fairflare.core.errors import UserError
+from fairflare.core.errors import DataError, UserError
+from fairflare.data.readers.datalist import Contrasts
+from fairflare.data.readers.pictures import Reader
 from fairflare.data.site_config import SiteConfig, read_site_config
 from fairflare.engine.setup import tasks
 from fairflare.import_data.detect import look
@@ -448,6 +451,40 @@ def test_codes_in_lists_are_the_same_columns_at_every_site_and_in_use(tmp_path, 
     odd = tmp_path / INSIDE / "C.csv"
     pd.read_csv(odd, dtype=str).assign(icd="401.9;250.0").to_csv(odd, index=False)
     assert "rows have none of C34, E11" in call(capsys, "preflight", tmp_path)[1]
+
+
+def test_contrasts_of_one_place_are_channels_in_training_and_use(tmp_path, capsys):
+    rng, root = np.random.default_rng(0), tmp_path / "data"
+    for site in "ab":
+        for k in range(24):
+            home = root / site / ("ill", "well")[k % 2]
+            home.mkdir(parents=True, exist_ok=True)
+            for name in ("t1", "t2"):  # t2 alone shows the class
+                pixels = rng.integers(0, 60, (20, 20)) + 150 * (name == "t2" and k % 2)
+                Image.fromarray(pixels.astype(np.uint8)).save(home / f"p{k:02d}_{name}.png")
+    assert call(capsys, "init", root, "--yes")[0] == 0
+    first = json.loads((root / INSIDE / "a.json").read_text())["training"][0]
+    assert [path[-6:] for path in first["image"]] == ["t1.png", "t2.png"]
+    how = ("--data", root, "--rounds", "2", "--set", "size=16", "--out", tmp_path / "run")
+    assert call(capsys, "run", "fedavg", *how)[0] == 0
+    config = json.loads((tmp_path / "run" / "config.json").read_text())
+    assert config["options"]["channels"] == 2 and len(config["options"]["mean"].split(",")) == 2
+    parts = tuple(root / path for path in first["image"])
+    stack = Reader(16, 2).image(Contrasts(parts))
+    assert torch.equal(stack, torch.cat([Reader(16, 1).image(path) for path in parts]))
+    (tmp_path / "new").mkdir()
+    for path in (*(root / "a").rglob("p0?_t?.png"), *(root / "a").rglob("p10_t1.png")):
+        shutil.copy(path, tmp_path / "new")
+    code, out, err = call(capsys, "predict", tmp_path / "run", tmp_path / "new", "--out", tmp_path / "found")
+    found = pd.read_csv(tmp_path / "found" / "predictions.csv")
+    assert code == 0 and list(found["file"]) == [f"p{k:02d}_t1.png" for k in range(10)], err
+    assert "1 files lack a contrast" in out + err
+    code, _, err = call(capsys, "predict", tmp_path / "run", parts[0], "--out", tmp_path / "one")
+    assert code != 0 and "expected an image of 2 contrasts or channels, got 1" in err
+    small = tmp_path / "small.png"
+    Image.fromarray(np.zeros((9, 9), np.uint8)).save(small)
+    with pytest.raises(DataError, match="expected contrasts on the same pixels, got 20x20 and 9x9"):
+        Reader(16, 2).image(Contrasts((parts[0], small)))
 
 
 def test_outcomes_and_codes_that_differ_between_sites_are_converted_by_the_lines_that_are_printed(tmp_path, capsys):

@@ -181,7 +181,23 @@ def images_in_folders(files: Files, chosen: Choices) -> Found:
         raise UserError(f"init: {files.root} holds no image that can be read, no table and no datalist{others}")
     if twice := {f"{path}.gz" for path in files.images} & {*files.images}:
         raise UserError(f"init: {min(twice)} is there without .gz, too: leave one of them")
-    paired, alone = geometry.pairs(files.images)
+    groups, lacking = geometry.contrasts_in([path for path in files.images if not geometry.is_mask(path)])
+    if groups:
+        masks = [path for path in files.images if geometry.is_mask(path)]
+        found = _images(replace(files, images=(*groups, *masks)), chosen, True)
+        whole = [replace(one, contrasts=groups[one.image][1:]) for one in found.examples]
+        contrasts = next(iter(groups.values()))
+        text = (
+            f"{len(groups)} images have {len(contrasts)} contrasts each, which become channels, as {some(contrasts, 8)}"
+        )
+        notes = (*found.notes, text, *_note(lacking, "lack a contrast and are left out"))
+        return replace(found, examples=whole, notes=notes)
+    return _images(files, chosen, False)
+
+
+def _images(files: Files, chosen: Choices, contrasts: bool) -> Found:
+    """Of ``files`` whose images are the first of several ``contrasts``, or all there are."""
+    paired, alone = geometry.pairs(files.images, contrasts)
     masked = chosen.kind == MASKED_IMAGES.name
     if masked and not any(paired.values()):
         text = "expected masks beside the images (x_mask.png) or in a folder of their own (masks/x.png)"

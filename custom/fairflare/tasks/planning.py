@@ -347,7 +347,8 @@ def _channels(prints: Prints) -> Choice | None:
     if not known:
         return None
     if coloured := [site for site, one in known.items() if one.coloured]:
-        return Choice("task.channels", 3, f"images of {some(coloured, 3)} have colours")
+        n = max(len(known[site].mean or ()) for site in coloured)
+        return Choice("task.channels", n, f"images of {some(coloured, 3)} have {'colours' if n == 3 else 'contrasts'}")
     return Choice("task.channels", 1, "images of every site are grey")
 
 

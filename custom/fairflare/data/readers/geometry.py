@@ -4,15 +4,16 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import Any, Literal
 
 import numpy as np
 
 from fairflare.data.readers import dicom, nifti
-from fairflare.data.readers.datalist import Frame
+from fairflare.data.readers.datalist import MOST_CONTRASTS, Contrasts, Files, Frame
 
 NIFTI = (".nii", ".nii.gz")
 VOLUMES = (*NIFTI, nifti.NRRD)
@@ -83,8 +84,11 @@ def slices_of(path: Path) -> list[Path | Frame]:
     return [path] if n == 1 else [Frame(path, k) for k in range(n)]
 
 
-def geometry_of(source: Path | Frame) -> Geometry | None:
-    """What the header says; None where it cannot be read. No pixels are decoded."""
+def geometry_of(source: Files) -> Geometry | None:
+    """What the header says, of contrasts the first one's; None where it cannot be read. No pixels are decoded."""
+    if isinstance(source, Contrasts):
+        first = geometry_of(source.parts[0])
+        return first and replace(first, channels=len(source.parts))
     path, k = (source.path, source.number) if isinstance(source, Frame) else (source, 0)
     try:
         form = form_of(path)
@@ -156,6 +160,33 @@ BEFORE = re.compile(r"(masks?|segs?|segmentations?|gt)[_\-. ](.+)", re.IGNORECAS
 IMAGE_AFTER = re.compile(r"(.+?)([_\-. ](image|img)|_0000)", re.IGNORECASE)
 
 
+CONTRAST = re.compile(
+    r"(.+?)[_\-. ](\d{4}|(?:ce|post|pre)?t[12](?:w|c|ce|gd|post|star)?|flair|pdw?|adc|dwi|swi|[tb]\d{3,4}|asl)",
+    re.IGNORECASE,
+)
+"""A file's name without its suffix that ends with a contrast: of MR, or nnU-Net's number of the channel."""
+ALIKE = 0.9
+"""Share of the images with the same contrasts from which on these are channels."""
+
+
+def contrasts_in(images: Sequence[str]) -> tuple[dict[str, list[str]], list[str]]:
+    """First contrast -> all contrasts of the same image, in one order; and files of images that lack one.
+
+    Both are empty unless nearly all images have the same two contrasts or more.
+    """
+    groups: dict[str, dict[str, str]] = {}
+    for path in images:
+        match = CONTRAST.fullmatch(stem(path))
+        if match and (not match[2].isdigit() or PurePosixPath(path).parent.name.lower() in IMAGE_FOLDERS):
+            groups.setdefault(f"{PurePosixPath(path).parent}/{match[1]}", {})[match[2].lower()] = path
+    sets = Counter(tuple(sorted(own)) for own in groups.values())
+    usual, n = sets.most_common(1)[0] if sets else ((), 0)
+    if not 2 <= len(usual) <= MOST_CONTRASTS or n < ALIKE * len(groups) or n * len(usual) < ALIKE * len(images):
+        return {}, []
+    whole = [[own[name] for name in usual] for own in groups.values() if tuple(sorted(own)) == usual]
+    return {own[0]: own for own in whole}, sorted({*images} - {path for own in whole for path in own})
+
+
 def is_mask(path: str) -> bool:
     """Whether folder or name say that the file is a mask."""
     *folders, _ = PurePosixPath(path).parts
@@ -170,21 +201,22 @@ def folders_of(path: str) -> tuple[str, ...]:
     return tuple(folder for folder in folders if folder.lower() not in FOLDERS | IMAGE_FOLDERS)
 
 
-def pairs(images: Sequence[str]) -> tuple[dict[str, str], list[str]]:
+def pairs(images: Sequence[str], contrasts: bool = False) -> tuple[dict[str, str], list[str]]:
     """Image -> its mask, "" where it has none; and masks without an image, or with one that has another.
 
-    A mask has its image's name, with a word such as "_mask" or in a folder such as "masks".
+    A mask has its image's name, with a word such as "_mask" or in a folder such as "masks"; where images are the first
+    of several ``contrasts``, their name without the contrast.
     """
     masks = {_key(path): path for path in reversed(images) if is_mask(path)}
-    found = {path: masks.get(_key(path), "") for path in images if not is_mask(path)}
+    found = {path: masks.get(_key(path, contrasts), "") for path in images if not is_mask(path)}
     return found, sorted({path for path in images if is_mask(path)} - set(found.values()))
 
 
-def _key(path: str) -> tuple[tuple[str, ...], str]:
-    name = stem(path)
-    for pattern, group in ((AFTER, 1), (BEFORE, 2), (IMAGE_AFTER, 1)):
+def _key(path: str, contrasts: bool = False) -> tuple[tuple[str, ...], str]:
+    name, of_images = stem(path), (CONTRAST if contrasts else IMAGE_AFTER, IMAGE_AFTER)
+    for pattern, group in ((AFTER, 1), (BEFORE, 2), *((one, 1) for one in of_images)):
         match = pattern.fullmatch(name)
-        if match and (pattern is IMAGE_AFTER or is_mask(path)):
+        if match and (pattern in of_images or is_mask(path)):
             name = match[group]
             break
     return folders_of(path), name.lower()
