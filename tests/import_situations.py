@@ -480,6 +480,35 @@ add("masks in MetaImage", with_masks("mha"), at=".", refused=("MetaImage", "s.Re
 add("masks in HDF5", with_masks("h5"), at=".", refused=("HDF5",))
 
 
+def boxes(form):
+    """Images with the boxes of COCO or YOLO, and nothing else that says labels."""
+
+    def make(root):
+        for k in range(6):
+            Drawn().save(root / f"i{k}.png")
+            if form == "YOLO":
+                (root / f"i{k}.txt").write_text("0 0.5 0.5 0.2 0.2\n")
+        if form == "COCO":
+            (root / "boxes.json").write_text(json.dumps({"images": [], "annotations": [], "categories": []}))
+
+    return make
+
+
+def pages(root):
+    """Stacks of TIFF with masks of as many pages."""
+    rng = np.random.default_rng(0)
+    for k in range(20):
+        image = [Image.fromarray(rng.integers(0, 255, (24, 24)).astype(np.uint8)) for _ in range(3)]
+        mask = [Image.fromarray((np.asarray(one) > 128).astype(np.uint8)) for one in image]
+        for name, own in ((f"p{k:02d}.tif", image), (f"p{k:02d}_mask.tif", mask)):
+            own[0].save(root / name, save_all=True, append_images=own[1:])
+
+
+add("boxes of COCO", boxes("COCO"), at=".", refused=("boxes.json: COCO", "x_mask.png"))
+add("boxes of YOLO", boxes("YOLO"), at=".", refused=("i0.txt: YOLO", "x_mask.png"))
+add("stacks of TIFF", pages, "--slices 1", at=".", kind="segmentation", rows=60, sites=1)
+
+
 def contours(root):
     dicom()(root)
     save(root / "benign" / "rt.dcm", dataset(np.zeros((8, 8), np.uint8), "P1", modality="OT"))

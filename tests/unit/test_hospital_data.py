@@ -551,6 +551,12 @@ def check_models_use(folder, capsys, monkeypatch, converted):
     odd, said = risks(3, own)
     assert not np.allclose(odd, true) and "are the units the same?" in said
 
+    patients = pd.read_csv(theirs, dtype=str)
+    patients.drop(columns="age").to_csv(folder / "lacks.csv", index=False)
+    patients.assign(age=12 * patients["age"].astype(float)).to_csv(folder / "months.csv", index=False)
+    assert "column age: is missing" in risks(4, folder / "lacks.csv")[1]
+    assert "age: a mean of" in risks(5, folder / "months.csv")[1]
+
     def area(number, *how):
         out = folder / f"area{number}"
         code, _, err = call(capsys, "evaluate", run, *how, "--out", out)
@@ -562,6 +568,9 @@ def check_models_use(folder, capsys, monkeypatch, converted):
     assert area(1, own, "--name", "new", "--site-config", sites / "B.yaml") == true
     assert area(2, new) == true
     assert area(3, own, "--name", "other") != true
+    decimal = folder / "decimal.csv"
+    patients.assign(died=patients["died"] + ".0").to_csv(decimal, index=False)
+    assert area(6, decimal) == true
     test = area(4, sites / "B.yaml", "--name", "B", "--split", "test")  # as the site was in training
     assert area(5, folder, "--name", "B", "--split", "test") == test
     code, _, err = call(capsys, "evaluate", run, folder, "--split", "test", "--site-config", sites / "B.yaml")

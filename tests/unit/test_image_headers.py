@@ -8,6 +8,7 @@ import tracemalloc
 import nibabel
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 from cases import each
@@ -96,6 +97,23 @@ def test_no_more_of_an_nrrd_file_is_unpacked_than_its_header_says(tmp_path):
     assert frames(path) == 2 and READER.image(Frame(path, 1)).shape == (1, 32, 32)
     assert tracemalloc.get_traced_memory()[1] < 5e6
     tracemalloc.stop()
+
+
+def test_pages_of_a_tiff_are_its_slices(tmp_path):
+    path, rng = tmp_path / "x.tif", np.random.default_rng(0)
+    pages = [rng.integers(0, high, (32, 30)).astype(kind) for high, kind in ((255, np.uint8), (4000, np.uint16))]
+    first, *rest = map(Image.fromarray, pages)
+    first.save(path, save_all=True, append_images=rest)
+    assert frames(path) == 2 and geometry_of(Frame(path, 1)).width == 30
+    for k, kept in enumerate(pages):
+        Image.fromarray(kept).save(tmp_path / "one.png")
+        assert torch.equal(READER.image(Frame(path, k)), READER.image(tmp_path / "one.png"))
+    for odd, text in ((path, "expected one 2D slice, got 2"), (Frame(path, 2), "expected a frame from 0 to 1, got 2")):
+        with pytest.raises(DataError, match=text):
+            READER.image(odd)
+    path.write_bytes(path.read_bytes()[:200])
+    with pytest.raises(DataError, match="^x.tif: cannot be read as an image"):
+        READER.image(Frame(path, 1))
 
 
 @each("mode", ["RGB", "CMYK", "1", "L"])

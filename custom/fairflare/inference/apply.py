@@ -26,7 +26,7 @@ from fairflare.data.readers.tables import read_columns
 from fairflare.inference.modules import Whole
 
 SMALLEST = 1e-12
-SUFFIX = re.compile(r"(\.nii\.gz|\.nii|\.nrrd|\.png|\.jpe?g|\.dcm|\.dicom)?(?:\[(\d+)\])?$", re.IGNORECASE)
+SUFFIX = re.compile(r"(\.nii\.gz|\.nii|\.nrrd|\.png|\.jpe?g|\.tiff?|\.dcm|\.dicom)?(?:\[(\d+)\])?$", re.IGNORECASE)
 """The end of an image's name, with the slice in a file of several."""
 
 

@@ -14,10 +14,14 @@ import numpy as np
 
 from fairflare.data.readers import dicom, nifti
 from fairflare.data.readers.datalist import MOST_CONTRASTS, Contrasts, Files, Frame
+from fairflare.data.readers.limits import check
+from fairflare.data.readers.stored import guarded
 
 NIFTI = (".nii", ".nii.gz")
 VOLUMES = (*NIFTI, nifti.NRRD)
-NATURAL = (".png", ".jpg", ".jpeg")
+FLAT, TIFF = (".png", ".jpg", ".jpeg"), (".tif", ".tiff")
+"""Pictures of one slice, and such as may have several pages."""
+NATURAL = (*FLAT, *TIFF)
 ORIENTATION = 0x0112
 """EXIF's tag; from 5 on rows are columns."""
 Form = Literal["picture", "nifti", "dicom"]
@@ -67,12 +71,22 @@ def looks_like_image(path: Path) -> bool:
 def frames(path: Path) -> int:
     """How many 2D slices a file holds, from its header; raises DataError where that cannot be read.
 
-    Frames of DICOM, or places on the last axis of NIfTI; 1 for pictures.
+    Frames of DICOM, places on the last axis of NIfTI, or pages of TIFF; 1 for other pictures.
     """
     form = form_of(path)
     if form == "picture":
-        return 1
+        return pages(path) if suffix_of(path) in TIFF else 1
     return nifti.opened(path).frames if form == "nifti" else dicom.frames_in(dicom.header(path))
+
+
+def pages(path: Path) -> int:
+    """Of a TIFF file, from its headers; DataError where they cannot be read or are too many."""
+    from PIL import Image
+
+    with guarded(path), Image.open(path) as file:
+        n = int(getattr(file, "n_frames", 1))
+    check(path.name, frames=n)
+    return n
 
 
 def slices_of(path: Path) -> list[Path | Frame]:
@@ -92,15 +106,16 @@ def geometry_of(source: Files) -> Geometry | None:
     path, k = (source.path, source.number) if isinstance(source, Frame) else (source, 0)
     try:
         form = form_of(path)
-        return _nifti(path, k) if form == "nifti" else _dicom(path, k) if form == "dicom" else _picture(path)
+        return _nifti(path, k) if form == "nifti" else _dicom(path, k) if form == "dicom" else _picture(path, k)
     except Exception:  # decoders raise whatever their libraries do; who reads the pixels says what is wrong
         return None
 
 
-def _picture(path: Path) -> Geometry:
+def _picture(path: Path, k: int) -> Geometry:
     from PIL import Image
 
     with Image.open(path) as file:
+        file.seek(k)
         width, height = file.size if file.getexif().get(ORIENTATION, 1) < 5 else file.size[::-1]
         return Geometry(height, width, len(file.getbands()), shape=(height, width))
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Images and masks from files, one 2D slice each: PNG, JPEG, NIfTI and DICOM."""
+"""Images and masks from files, one 2D slice each: PNG, JPEG, TIFF, NIfTI, NRRD and DICOM."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from fairflare.data.readers import dicom, nifti
 from fairflare.data.readers.datalist import Contrasts, Files, Frame, Item, Source, file_of
 from fairflare.data.readers.geometry import Geometry, form_of, frames, geometry_of
 from fairflare.data.readers.limits import check
-from fairflare.data.readers.stored import HIGH, LOW, Stored, finite, unreadable
+from fairflare.data.readers.stored import HIGH, LOW, Stored, chosen_frame, finite, unreadable
 
 COLOUR = 0.02
 """Difference of channels on [0, 1] from which an image has colours; JPEG leaves less in a grey one."""
@@ -198,9 +198,7 @@ def _slice(source: Source, window: str = "", *, mask: bool = False) -> Stored:
         return dicom.read(path, k, window=window, mask=mask)
     if form == "nifti":
         return nifti.read(path, k, window="" if mask else window)
-    if k:
-        raise DataError("not_2d", f"{path.name}: expected frame 0 of a picture, got {k}")
-    return _picture_of(path, mask)
+    return _picture_of(path, mask, chosen_frame(path, k, frames(path)))
 
 
 def _contrasts(source: Contrasts, window: str) -> Stored:
@@ -214,12 +212,13 @@ def _contrasts(source: Contrasts, window: str) -> Stored:
     return Stored(np.concatenate(found).astype(np.float32), natural=True)
 
 
-def _picture_of(path: Path, mask: bool) -> Stored:
-    """A PNG or JPEG, upright as its EXIF says; a palette's numbers are colours, but in a mask its structures."""
+def _picture_of(path: Path, mask: bool, page: int) -> Stored:
+    """A PNG, a JPEG or a page of a TIFF, upright as its EXIF says; a palette's numbers are colours, of a mask its values."""
     from PIL import Image, ImageOps
 
     try:
         with Image.open(path) as file:
+            file.seek(page)
             check(path.name, pixels=file.width * file.height * len(file.getbands()))
             mode, found = file.mode, file
             with contextlib.suppress(Exception):  # EXIF that cannot be read
