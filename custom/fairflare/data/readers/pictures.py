@@ -213,7 +213,7 @@ def _contrasts(source: Contrasts, window: str) -> Stored:
 
 
 def _picture_of(path: Path, mask: bool, page: int) -> Stored:
-    """A PNG, a JPEG or a page of a TIFF, upright as its EXIF says; a palette's numbers are colours, in a mask values."""
+    """A PNG, a JPEG or a TIFF's page, upright as its EXIF says; a palette's numbers are colours, but a mask's structures."""
     from PIL import Image, ImageOps
 
     try:
