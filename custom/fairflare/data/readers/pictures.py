@@ -213,7 +213,10 @@ def _contrasts(source: Contrasts, window: str) -> Stored:
 
 
 def _picture_of(path: Path, mask: bool, page: int) -> Stored:
-    """A PNG, a JPEG or a TIFF's page, upright as its EXIF says; a palette's numbers are colours, but a mask's structures."""
+    """A PNG, a JPEG or a page of a TIFF, upright as its EXIF says.
+
+    A palette's numbers are colours, but in a mask its structures.
+    """
     from PIL import Image, ImageOps
 
     try:
