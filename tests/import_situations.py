@@ -16,6 +16,7 @@ from pydicom import dcmread
 
 from dicom_sets import dataset, save, segmentation
 from hospital_folders import Drawn
+from volume_files import ball, write
 
 N = 240
 
@@ -456,13 +457,56 @@ def with_masks(ending):
     def make(root):
         for k in range(6):
             Drawn().save(root / f"i{k}.png")
-            (root / f"i{k}_mask.{ending}").write_bytes(b"NRRD0004\n")
+            (root / f"i{k}_mask.{ending}").write_bytes(b"MHD")
 
     return make
 
 
-add("masks in NRRD", with_masks("nrrd"), at=".", refused=("NRRD, which is not read", "s.ReadImage('i0_mask.nrrd')"))
+def slicer(root):
+    """Volumes with the segmentations of 3D Slicer beside them, which name their structures."""
+    rng = np.random.default_rng(0)
+    for k in range(24):
+        image, mask, affine = ball(rng, (16, 16, 8))
+        write(root / f"p{k:02d}.nii.gz", image, affine)
+        names = {"Segment0_LabelValue": "1", "Segment0_Name": "liver, left"}
+        write(root / f"p{k:02d}.seg.nrrd", mask, affine, **names)
+
+
+add("segmentations of 3D Slicer", slicer, "--slices 1", at=".", kind="segmentation", classes=["liver  left"], sites=1,
+    rows=192)
+add("segmentations of 3D Slicer with volumes", slicer, "--kind volume-segmentation", at=".", sites=1, rows=24,
+    kind="volume-segmentation", classes=["liver  left"])
+add("masks in MetaImage", with_masks("mha"), at=".", refused=("MetaImage", "s.ReadImage('i0_mask.mha')"))
 add("masks in HDF5", with_masks("h5"), at=".", refused=("HDF5",))
+
+
+def boxes(form):
+    """Images with the boxes of COCO or YOLO, and nothing else that says labels."""
+
+    def make(root):
+        for k in range(6):
+            Drawn().save(root / f"i{k}.png")
+            if form == "YOLO":
+                (root / f"i{k}.txt").write_text("0 0.5 0.5 0.2 0.2\n")
+        if form == "COCO":
+            (root / "boxes.json").write_text(json.dumps({"images": [], "annotations": [], "categories": []}))
+
+    return make
+
+
+def pages(root):
+    """Stacks of TIFF with masks of as many pages."""
+    rng = np.random.default_rng(0)
+    for k in range(20):
+        image = [Image.fromarray(rng.integers(0, 255, (24, 24)).astype(np.uint8)) for _ in range(3)]
+        mask = [Image.fromarray((np.asarray(one) > 128).astype(np.uint8)) for one in image]
+        for name, own in ((f"p{k:02d}.tif", image), (f"p{k:02d}_mask.tif", mask)):
+            own[0].save(root / name, save_all=True, append_images=own[1:])
+
+
+add("boxes of COCO", boxes("COCO"), at=".", refused=("boxes.json: COCO", "x_mask.png"))
+add("boxes of YOLO", boxes("YOLO"), at=".", refused=("i0.txt: YOLO", "x_mask.png"))
+add("stacks of TIFF", pages, "--slices 1", at=".", kind="segmentation", rows=60, sites=1)
 
 
 def contours(root):
@@ -474,15 +518,61 @@ def contours(root):
     found.save_as(root / "benign" / "rt.dcm")
 
 
+def contours_alone(root):
+    contours(root)
+    for path in sorted(root.glob("*/*.dcm")):
+        path.rename(root / f"{path.parent.name}_{path.name}")
+
+
+add("contours beside images", contours_alone, at=".", refused=("(RTSTRUCT)", "benign_rt.dcm", "NRRD masks"))
 add("contours among images", contours, "--site none", at=".", says=["RTSTRUCT"], sites=1)
 
 add("lists of codes in a cell", table(icd=pick("I10;E11", "I10", "E11;J44", "J44"), atc=pick("C07, B01", "C07", "B01")),
-    LABEL, lacks=["icd", "atc"], says=["which hold several codes in a cell, as 'E11;J44': make", "as 'C07, B01': make"])
+    LABEL, kinds={"icd": "category", "atc": "category"},
+    says=["icd: cells hold several codes (;): 3", "atc: cells hold several codes (,): 2"])
+add("lists of codes kept as they are", table(icd=pick("I10;E11", "I10", "E11;J44", "J44")), f"{LABEL} --keep icd",
+    kinds={"icd": "category"}, unsaid=["several codes"])
+add("lists of codes of which one tells the outcome", table(icd=of(lambda t: np.where(t["died"], "R99;I10", "I10;E11"))),
+    LABEL, refused=("icd alone tells the outcome", "--leave-out icd"), leads=dict(lacks=["icd"]))
+add("lists of codes that tell the outcome together", table(icd=of(lambda t: [f"I10;{'CD'[d]}{k % 3}" for k, d in
+    enumerate(t["died"])])), LABEL, refused=("icd", "the outcome", "--leave-out icd"), leads=dict(lacks=["icd"]))
 
 
 def contrasts(root):
     entries = [{"image": [f"t1_{k}.png", f"t2_{k}.png"], "label": k % 2} for k in range(8)]
+    for path in (path for one in entries for path in one["image"]):
+        Drawn().save(root / path)
     (root / "dataset.json").write_text(json.dumps({"training": entries}))
 
 
-add("contrasts as channels in a list", contrasts, at=".", refused=("several contrasts as channels are not read",))
+def named_by_contrast(names, folder="{label}", ending="png"):
+    """Images of 24 patients, each with a file for every one of ``names``; ``folder``: of patient and label."""
+
+    def make(root):
+        rng = np.random.default_rng(0)
+        for k in range(24):
+            home = root / folder.format(patient=f"p{k:02d}", label=("benign", "malignant")[k % 2])
+            home.mkdir(parents=True, exist_ok=True)
+            image, mask, affine = ball(rng, (16, 16, 6))
+            for name in names:
+                if ending == "png":
+                    Drawn().save(home / f"p{k:02d}_{name}.png")
+                else:
+                    write(home / f"p{k:02d}_{name}.nii.gz", image + rng.normal(size=image.shape), affine)
+            if ending != "png":
+                masks = root / "labelsTr" if "imagesTr" in folder else home
+                write(masks / f"p{k:02d}{'' if 'imagesTr' in folder else '_seg'}.nii.gz", mask, affine)
+
+    return make
+
+
+add("contrasts as channels in a list", contrasts, at=".", rows=8, kind="classification")
+add("contrasts by names in folders of classes", named_by_contrast(["T1", "T2", "FLAIR"]), at=".", rows=24,
+    classes=["benign", "malignant"], says=["24 images have 3 contrasts each", "FLAIR.png, "])
+add("contrasts of volumes by their slices, as BraTS names them", named_by_contrast(["t1", "t1ce", "t2", "flair"],
+    "{patient}", "nii.gz"), "--slices 2", at=".", rows=72, kind="segmentation", says=["have 4 contrasts each"])
+add("channels of nnU-Net by their slices", named_by_contrast(["0000", "0001"], "imagesTr", "nii.gz"), "--slices 3",
+    at=".", rows=48, kind="segmentation", says=["have 2 contrasts each"])
+add("contrasts of whole volumes", named_by_contrast(["t1", "t2"], "{patient}", "nii.gz"), "--kind volume-segmentation",
+    at=".", refused=("contrasts of whole volumes are not read", "--slices"))
+add("numbers in names are no contrasts", named_by_contrast(["0001", "0002"]), at=".", rows=48, unsaid=["contrasts"])

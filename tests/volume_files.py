@@ -4,6 +4,7 @@
 import json
 
 import nibabel
+import nrrd
 import numpy as np
 
 from dicom_sets import dataset, save
@@ -31,8 +32,14 @@ def turned(image, affine, axes="RAS"):
     return found, affine @ inv_ornt_aff(change, image.shape)
 
 
-def write(path, image, affine):
+def write(path, image, affine, **more):
+    """NIfTI, or NRRD as 3D Slicer writes it; ``more``: keys of the header of NRRD."""
     path.parent.mkdir(parents=True, exist_ok=True)
+    if path.suffix == ".nrrd":
+        lps = np.diag([-1, -1, 1]) @ affine[:3]
+        place = {"space": "left-posterior-superior", "space directions": lps[:, :3].T, "space origin": lps[:, 3]}
+        nrrd.write(str(path), image, {**place, "kinds": ["domain"] * 3, "encoding": "gzip", **more})
+        return path
     nibabel.save(nibabel.Nifti1Image(image, affine), path)
     return path
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Damaged files at every door of a site or server: each is read or refused in one line, soon and in little memory.
 
-2,000 cases over nine doors in ``make test``, 20,000 in ``make test-long``. Seeds are fixed: a failure names its case.
+2,000 cases over ten doors in ``make test``, 20,000 in ``make test-long``. Seeds are fixed: a failure names its case.
 """
 
 import copy
@@ -33,6 +33,7 @@ from fairflare.data.readers.volumes import read as read_volume
 from fairflare.engine.audit import AuditLog, verify
 from fairflare.engine.gate import Gate
 from fairflare.engine.setup.config import RunConfig, make_config
+from volume_files import write
 
 FEW, MANY = 2_000, 20_000
 MOST_SECONDS, MOST_MEMORY = 10, 2**20
@@ -139,6 +140,15 @@ def niftis(folder):
     return found
 
 
+def nrrds(folder):
+    rng, found = np.random.default_rng(0), []
+    for encoding in ("raw", "gzip"):
+        image = rng.normal(size=(8, 8, 4)).astype(np.float32)
+        write(folder / "x.nrrd", image, np.eye(4), encoding=encoding)
+        found.append((folder / "x.nrrd").read_bytes())
+    return found
+
+
 def logs(folder):
     log = AuditLog(folder / "audit.jsonl")
     for number in range(4):
@@ -195,6 +205,7 @@ DOORS = {  # what writes samples, what changes one, the name it gets, what opens
     "dicom": (dicoms, mutated, "x.dcm", read_image),
     "dicom frames": (dicoms, mutated, "x.dcm", read_slices),
     "nifti": (niftis, mutated, "x.nii", read_slices),
+    "nrrd": (nrrds, mutated, "x.nrrd", read_slices),
     "audit": (logs, mutated, "audit.jsonl", verify),
     "update": (tensors, mutated, "x.safetensors", tensor_files.read),
     "configuration": (configurations, configuration, "config.json", read_configuration),

@@ -11,6 +11,8 @@ from dataclasses import replace
 import numpy as np
 import pandas as pd
 import pytest
+import torch
+import yaml
 from PIL import Image
 
 import dicom_sets
@@ -20,7 +22,9 @@ import hospital_tables
 from cases import each
 from dicom_sets import dataset, save
 from fairflare.cli.main import main
-from fairflare.core.errors import UserError
+from fairflare.core.errors import DataError, UserError
+from fairflare.data.readers.datalist import Contrasts
+from fairflare.data.readers.pictures import Reader
 from fairflare.data.site_config import SiteConfig, read_site_config
 from fairflare.engine.setup import tasks
 from fairflare.import_data.detect import look
@@ -408,7 +412,172 @@ def test_images_of_two_sites_of_two_rows_and_of_none_are_said(tmp_path):
     assert "12 images are files of another site, too, e.g. a/t0.png and a/s0.png" in notes
 
 
-def test_units_and_codes_of_a_site_are_converted_by_the_lines_that_are_printed(tmp_path, capsys):
+def test_codes_in_lists_are_the_same_columns_at_every_site_and_in_use(tmp_path, capsys):
+    rng, rows = np.random.default_rng(3), []
+    for site, pool in {"A": ("I10", "E11", "J44", "N18"), "B": ("I10", "E11", "C34"), "C": ("J44", "I10")}.items():
+        for _ in range(90):
+            codes = rng.permutation(pool)[: rng.integers(0, len(pool) + 1)]
+            died = int(rng.random() < 0.2 + 0.4 * ("I10" in codes))
+            rows.append({"hospital": site, "icd": "; ".join(codes), "age": rng.integers(20, 90), "died": died})
+    table = pd.DataFrame(rows)
+    table.to_csv(tmp_path / "t.csv", index=False)
+    assert call(capsys, "init", tmp_path / "t.csv", "--label", "died", "--yes")[0] == 0
+    options = json.loads((tmp_path / INSIDE / "dataset.json").read_text())["options"]
+    levels = ["C34", "E11", "I10", "J44", "N18"]
+    spec = {"kind": "category", "levels": levels, "separator": ";", "missing": True}
+    assert json.loads(options["columns"])["icd"] == spec
+    assert call(capsys, "run", "fedavg", "--data", tmp_path, "--rounds", "2", "--out", tmp_path / "run")[0] == 0
+    agreed = json.loads((tmp_path / "run" / "config.json").read_text())["options"]["columns"]
+    assert json.loads(agreed)["icd"] == spec  # of all sites' fingerprints, though each lacks some
+    task = tasks.load("tabular", None, **{**options, "labels": "0,1"})
+    inputs = task.table_inputs()
+    _, plain = inputs.features("t.csv", {name: list(table[name].astype(str)) for name in table})
+    dummies = table["icd"].str.get_dummies("; ")[levels]
+    expected = dummies.assign(other=0, gap=(table["icd"] == "").astype(int))
+    assert np.array_equal(plain, expected.to_numpy())
+    new = pd.DataFrame({"icd": ["I10;E11", "E11 ;I10;I10", "X99;I10", "X99", ""], "age": 50})
+    _, plain = inputs.features("new.csv", {name: list(new[name].astype(str)) for name in new})
+    assert plain.tolist() == [
+        [0, 1, 1, 0, 0, 0, 0],
+        [0, 1, 1, 0, 0, 0, 0],
+        [0, 0, 1, 0, 0, 1, 0],
+        [0, 0, 0, 0, 0, 1, 0],
+        [0, 0, 0, 0, 0, 0, 1],
+    ]
+    new.to_csv(tmp_path / "new.csv", index=False)
+    code, _, err = call(capsys, "predict", tmp_path / "run", tmp_path / "new.csv", "--out", tmp_path / "found")
+    risks = pd.read_csv(tmp_path / "found" / "predictions.csv")["p_1"]
+    assert code == 0 and risks[0] == risks[1] and risks.nunique() == 4, err
+    odd = tmp_path / INSIDE / "C.csv"
+    pd.read_csv(odd, dtype=str).assign(icd="401.9;250.0").to_csv(odd, index=False)
+    assert "rows have none of C34, E11" in call(capsys, "preflight", tmp_path)[1]
+
+
+def test_contrasts_of_one_place_are_channels_in_training_and_use(tmp_path, capsys):
+    rng, root = np.random.default_rng(0), tmp_path / "data"
+    for site in "ab":
+        for k in range(24):
+            home = root / site / ("ill", "well")[k % 2]
+            home.mkdir(parents=True, exist_ok=True)
+            for name in ("t1", "t2"):  # t2 alone shows the class
+                pixels = rng.integers(0, 60, (20, 20)) + 150 * (name == "t2" and k % 2)
+                Image.fromarray(pixels.astype(np.uint8)).save(home / f"p{k:02d}_{name}.png")
+    assert call(capsys, "init", root, "--yes")[0] == 0
+    first = json.loads((root / INSIDE / "a.json").read_text())["training"][0]
+    assert [path[-6:] for path in first["image"]] == ["t1.png", "t2.png"]
+    how = ("--data", root, "--rounds", "2", "--set", "size=16", "--out", tmp_path / "run")
+    assert call(capsys, "run", "fedavg", *how)[0] == 0
+    config = json.loads((tmp_path / "run" / "config.json").read_text())
+    assert config["options"]["channels"] == 2 and len(config["options"]["mean"].split(",")) == 2
+    parts = tuple(root / path for path in first["image"])
+    stack = Reader(16, 2).image(Contrasts(parts))
+    assert torch.equal(stack, torch.cat([Reader(16, 1).image(path) for path in parts]))
+    (tmp_path / "new").mkdir()
+    for path in (*(root / "a").rglob("p0?_t?.png"), *(root / "a").rglob("p10_t1.png")):
+        shutil.copy(path, tmp_path / "new")
+    code, out, err = call(capsys, "predict", tmp_path / "run", tmp_path / "new", "--out", tmp_path / "found")
+    found = pd.read_csv(tmp_path / "found" / "predictions.csv")
+    assert code == 0 and list(found["file"]) == [f"p{k:02d}_t1.png" for k in range(10)], err
+    assert "1 files lack a contrast" in out + err
+    code, _, err = call(capsys, "predict", tmp_path / "run", parts[0], "--out", tmp_path / "one")
+    assert code != 0 and "expected an image of 2 contrasts or channels, got 1" in err
+    small = tmp_path / "small.png"
+    Image.fromarray(np.zeros((9, 9), np.uint8)).save(small)
+    with pytest.raises(DataError, match="expected contrasts on the same pixels, got 20x20 and 9x9"):
+        Reader(16, 2).image(Contrasts((parts[0], small)))
+
+
+def test_outcomes_and_codes_that_differ_between_sites_are_converted_by_the_lines_that_are_printed(tmp_path, capsys):
+    rng = np.random.default_rng(5)
+    sites = tmp_path / "sites"
+    sites.mkdir()
+    how = ("--kind", "tabular", "--classes", "no,yes", "--set", "label=died", "--set", "features=age,smoker")
+    words = {"A": ("no", "yes"), "B": ("nein", "ja"), "C": ("yes", "no"), "D": ("0", "1")}  # C has them turned
+    for site, (none, event) in words.items():
+        n = 300
+        ill, smoker = rng.random(n) < 0.15, rng.random(n) < 0.2
+        table = pd.DataFrame({"age": rng.normal(60, 9, n).round(3), "died": np.where(ill, event, none)})
+        table.assign(smoker=(smoker != (site == "D")).astype(int)).to_csv(tmp_path / f"{site}.csv", index=False)
+        (sites / f"{site}.yaml").write_text(f"data_root: ..\ndatalist: {site}.csv\n")
+
+    def paste(text):
+        for site, line in re.findall(r"lines of the file of (\w) convert: (recode: \{.*?\}+)", text):
+            file = sites / f"{site}.yaml"
+            known = yaml.safe_load(file.read_text())
+            known.setdefault("recode", {}).update(yaml.safe_load(line)["recode"])
+            file.write_text(yaml.safe_dump(known))
+
+    code, out, _ = call(capsys, "preflight", sites, *how)
+    assert code == 1 and 'of the file of B convert: recode: {"died": {"nein": "no", "ja": "yes"}}' in out
+    assert 'of the file of D convert: recode: {"died": {"0": "no", "1": "yes"}}' in out
+    assert 'of the file of C convert: recode: {"died": {"no": "yes", "yes": "no"}}' in out
+    paste(out)
+    code, out, _ = call(capsys, "preflight", sites, *how)
+    assert (
+        code == 0 and 'of the file of D convert: recode: {"smoker": {"0": "1", "1": "0"}}' in out and "units" not in out
+    )
+    prints = [tmp_path / f"{site}.fp.json" for site in words]
+    for site, path in zip(words, prints, strict=True):
+        assert call(capsys, "fingerprint", sites / f"{site}.yaml", *how, "--out", path)[0] == 0
+    assert 'of the file of D convert: recode: {"smoker": {"0": "1", "1": "0"}}' in call(capsys, "plan", *prints)[1]
+    paste(out)
+    code, out, _ = call(capsys, "preflight", sites, *how)
+    assert code == 0 and "nothing found" in out and "convert" not in out
+
+
+def check_models_use(folder, capsys, monkeypatch, converted):
+    """A model that was trained on the converted table predicts and evaluates the site's own as the converted one."""
+    sites, run = folder / INSIDE / "sites", folder / "run"
+    monkeypatch.setenv("FAIRFLARE_SITE_CONFIG", str(sites))
+    assert call(capsys, "run", "fedavg", "--data", folder, "--rounds", "2", "--workers", "1", "--out", run)[0] == 0
+    monkeypatch.delenv("FAIRFLARE_SITE_CONFIG")
+    own, theirs = folder / "own.csv", folder / "converted.csv"
+    pd.read_csv(folder / INSIDE / "B.csv", dtype=str)[5:].to_csv(own, index=False)  # no list of the training
+    converted[5:].to_csv(theirs, index=False)
+    new = folder / "new.yaml"
+    lines = (sites / "B.yaml").read_text().splitlines()
+    new.write_text("\n".join(["data_root: .", "datalist: own.csv", *(one for one in lines if "{" in one)]))
+
+    def risks(number, *how):
+        out = folder / f"risks{number}"
+        code, text, err = call(capsys, "predict", run, *how, "--out", out)
+        assert code == 0, err
+        return pd.read_csv(out / "predictions.csv")["p_1"].to_numpy(), text + err
+
+    true, _ = risks(0, theirs)
+    for number, how in enumerate(((own, "--site", "B"), (own, "--site-config", sites / "B.yaml")), 1):
+        found, said = risks(number, *how)
+        assert np.array_equal(found, true) and "converted as the site's file says" in said
+    odd, said = risks(3, own)
+    assert not np.allclose(odd, true) and "are the units the same?" in said
+
+    patients = pd.read_csv(theirs, dtype=str)
+    patients.drop(columns="age").to_csv(folder / "lacks.csv", index=False)
+    patients.assign(age=12 * patients["age"].astype(float)).to_csv(folder / "months.csv", index=False)
+    assert "column age: is missing" in risks(4, folder / "lacks.csv")[1]
+    assert "age: a mean of" in risks(5, folder / "months.csv")[1]
+
+    def area(number, *how):
+        out = folder / f"area{number}"
+        code, _, err = call(capsys, "evaluate", run, *how, "--out", out)
+        assert code == 0, err
+        (site,) = json.loads((out / "evaluation.json").read_text())["sites"].values()
+        return {name: one["value"] for name, one in site["metrics"].items()}
+
+    true = area(0, theirs)
+    assert area(1, own, "--name", "new", "--site-config", sites / "B.yaml") == true
+    assert area(2, new) == true
+    assert area(3, own, "--name", "other") != true
+    decimal = folder / "decimal.csv"
+    patients.assign(died=patients["died"] + ".0").to_csv(decimal, index=False)
+    assert area(6, decimal) == true
+    test = area(4, sites / "B.yaml", "--name", "B", "--split", "test")  # as the site was in training
+    assert area(5, folder, "--name", "B", "--split", "test") == test
+    code, _, err = call(capsys, "evaluate", run, folder, "--split", "test", "--site-config", sites / "B.yaml")
+    assert code == 2 and "--site-config" in err and "--name" in err
+
+
+def test_units_and_codes_of_a_site_are_converted_by_the_lines_that_are_printed(tmp_path, capsys, monkeypatch):
     rng, rows = np.random.default_rng(1), []
     for site in "ABC":
         for k in range(80):
@@ -472,6 +641,7 @@ def test_units_and_codes_of_a_site_are_converted_by_the_lines_that_are_printed(t
     assert {*cells["sex"]} == {"f", "m"} and {*cells["ward"]} == {"u1", "v1", "w1"}
     assert 80 < pd.to_numeric(pd.Series(cells["crea"])).median() < 100
     assert 36 < pd.to_numeric(pd.Series(cells["temp"])).median() < 38
+    check_models_use(tmp_path, capsys, monkeypatch, pd.DataFrame(cells))
     file.write_text(file.read_text().replace('"crea"', '"creatinine"'))
     code, out, _ = call(capsys, "preflight", file)
     assert code == 1 and "expected a column among" in out and "creatinine" in out

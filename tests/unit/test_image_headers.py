@@ -8,6 +8,7 @@ import tracemalloc
 import nibabel
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 from cases import each
@@ -59,6 +60,60 @@ def test_a_nifti_header_that_cannot_be_is_one_line(tmp_path, why, suffix):
         assert error.value.code == "unreadable" and "\n" not in str(error.value)
     assert tracemalloc.get_traced_memory()[1] < 5e6 and geometry_of(path) is None
     tracemalloc.stop()
+
+
+def nrrd_file(more="", sizes="8 8 2", content=bytes(128), encoding="raw"):
+    head = f"NRRD0004\ntype: uint8\ndimension: {len(sizes.split())}\nsizes: {sizes}\nencoding: {encoding}\n{more}\n"
+    return head.encode() + content
+
+
+BROKEN_NRRD = {
+    "no end of its header": b"NRRD0004\ntype: uint8",
+    "a header of 8x0x2 voxels": nrrd_file(sizes="8 0 2"),
+    "expected at most 8,589,934,592 bytes unpacked": nrrd_file(sizes="32000 32000 32000"),
+    "8x8x200 voxels, and the file can hold 128 bytes": nrrd_file(sizes="8 8 200"),
+    "data file; expected one file": nrrd_file("data file: /etc/passwd\n"),
+    "'bzip2'; expected one file, raw or gzip": nrrd_file(encoding="bzip2"),
+    "NRRDError": nrrd_file(encoding="gzip", content=gzip.compress(bytes(7))),
+    "3 axes of 'domain, vector'; expected axes in space": nrrd_file("kinds: vector domain domain\n"),
+    "4 axes of 'domain, list'; .*overlapping segments": nrrd_file("kinds: list domain domain domain\n", "1 8 8 2"),
+    "error": nrrd_file(encoding="gzip", content=b"no gzip"),
+}
+
+
+@each("why", BROKEN_NRRD)
+def test_an_nrrd_header_that_cannot_be_is_one_line(tmp_path, why):
+    path = tmp_path / "x.nrrd"
+    path.write_bytes(BROKEN_NRRD[why])
+    with pytest.raises(DataError, match=f"^x.nrrd: .*{why}") as error:
+        READER.image(Frame(path, 0))
+    assert error.value.code == "unreadable" and "\n" not in str(error.value)
+
+
+def test_no_more_of_an_nrrd_file_is_unpacked_than_its_header_says(tmp_path):
+    path = tmp_path / "x.nrrd"
+    path.write_bytes(nrrd_file(encoding="gzip", content=gzip.compress(bytes(2**28))))
+    tracemalloc.start()
+    assert frames(path) == 2 and READER.image(Frame(path, 1)).shape == (1, 32, 32)
+    assert tracemalloc.get_traced_memory()[1] < 5e6
+    tracemalloc.stop()
+
+
+def test_pages_of_a_tiff_are_its_slices(tmp_path):
+    path, rng = tmp_path / "x.tif", np.random.default_rng(0)
+    pages = [rng.integers(0, high, (32, 30)).astype(kind) for high, kind in ((255, np.uint8), (4000, np.uint16))]
+    first, *rest = map(Image.fromarray, pages)
+    first.save(path, save_all=True, append_images=rest)
+    assert frames(path) == 2 and geometry_of(Frame(path, 1)).width == 30
+    for k, kept in enumerate(pages):
+        Image.fromarray(kept).save(tmp_path / "one.png")
+        assert torch.equal(READER.image(Frame(path, k)), READER.image(tmp_path / "one.png"))
+    for odd, text in ((path, "expected one 2D slice, got 2"), (Frame(path, 2), "expected a frame from 0 to 1, got 2")):
+        with pytest.raises(DataError, match=text):
+            READER.image(odd)
+    path.write_bytes(path.read_bytes()[:200])
+    with pytest.raises(DataError, match="^x.tif: cannot be read as an image"):
+        READER.image(Frame(path, 1))
 
 
 @each("mode", ["RGB", "CMYK", "1", "L"])

@@ -41,6 +41,9 @@ baseline_option = click.option(
 mapping_option = click.option(
     "--mapping", type=PATH, metavar="FILE", help="The mapping of `init`, where tables have several rows a patient."
 )
+site_config_option = click.option(
+    "--site-config", type=PATH, metavar="FILE", help="The hospital's file whose scale, shift, recode convert the table."
+)
 code_option = click.option("--code", type=PATH, multiple=True, metavar="FILE", help="Your own file that RUN needs.")
 SPLITS = ("all", "test", "val")
 REFIT = ("intercept", "slope")
@@ -57,6 +60,7 @@ FORMATS = ("bundle", "torchscript", "onnx", "state-dict")
 @baseline_option
 @code_option
 @mapping_option
+@site_config_option
 @click.option("--out", type=PATH, metavar="DIR", help="Where results go; RUN-predictions here by default.")
 @click.option("--force", is_flag=True, help="Replace --out if it holds earlier predictions.")
 @as_json
@@ -66,6 +70,7 @@ def predict(
     code: Any,
     baseline: Path | None,
     mapping: Path | None,
+    site_config: Path | None,
     out: Path | None,
     force: bool,
     **how: Any,
@@ -77,6 +82,7 @@ def predict(
     what is unlike the training. With --mapping rows.csv says which patient and date a row is. docs/using-a-model.md
     """
     from fairflare.core import user_code
+    from fairflare.data.site_config import read_site_config
     from fairflare.inference.atomic_output import check, whole_folder
     from fairflare.inference.external import with_baseline
     from fairflare.inference.mix import open_model
@@ -95,7 +101,7 @@ def predict(
             inputs = (stack.enter_context(_by_mapping(inputs[0], mapping, labelled=False)),)
         scratch = stack.enter_context(whole_folder(folder, "predictions", force=force))
         stack.enter_context(display.busy("predicting"))
-        found = predict(opened, inputs, scratch)
+        found = predict(opened, inputs, scratch, read_site_config(site_config) if site_config else None)
         if mapping:
             shutil.copyfile(inputs[0], scratch / "rows.csv")
     for line in found.unlike:
@@ -135,6 +141,7 @@ def predict(
 @baseline_option
 @code_option
 @mapping_option
+@site_config_option
 @click.option("--sites", default="", metavar="A,B", help="A job's sites, each with labelled data of its own.")
 @click.option("--export", "job", type=PATH, metavar="JOBDIR", help="Write the FLARE job that evaluates, and no more.")
 @run_options
@@ -153,6 +160,7 @@ def evaluate(
     baseline: Path | None,
     code: tuple[Path, ...],
     mapping: Path | None,
+    site_config: Path | None,
     sites: str,
     out: Path | None,
     env: str,
@@ -172,6 +180,7 @@ def evaluate(
     """
     from fairflare.cli import results
     from fairflare.core import user_code
+    from fairflare.data.site_config import read_site_config
     from fairflare.inference.atomic_output import whole_folder
     from fairflare.inference.external import ALL, Asked, with_baseline
     from fairflare.inference.external import evaluate as evaluated
@@ -188,7 +197,7 @@ def evaluate(
     if job or env != "local":
         choices = {"name": name, "site": site, "split": not everything, "label": asked["label"]}
         choices |= {"own": own, "recalibrate": asked["recalibrate"], "baseline": baseline}
-        choices |= {"mapping": mapping}
+        choices |= {"mapping": mapping, "site-config": site_config}
         if given := [key for key, value in choices.items() if value]:
             raise UserError(f"--{given[0]}: is for data in this process, not for a job")
         if data is None and env == "sim":
@@ -203,7 +212,7 @@ def evaluate(
     with ExitStack() as stack:
         if mapping:
             data = stack.enter_context(_by_mapping(data, mapping, labelled=True))
-        found = hospitals(opened, data, name)
+        found = hospitals(opened, data, name, read_site_config(site_config) if site_config else None)
         if everything:
             refuse_trained(opened, found)
         elif opened.whose == MIXED:

@@ -15,32 +15,37 @@ File names hold a split and a number, nothing of the original names.
 
 from __future__ import annotations
 
+import contextlib
 import shlex
 from collections import defaultdict
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
+from statistics import median_low
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 
-from fairflare.core.errors import UserError
+from fairflare.core.errors import DataError, UserError
 from fairflare.core.execution import Execution, default_device, memory_findings
 from fairflare.core.findings import Finding, packed, unpacked
 from fairflare.core.types import Need
 from fairflare.core.validation import in_order
-from fairflare.data.readers.tables import SUFFIXES
+from fairflare.data.readers.tables import SUFFIXES, read_table
 from fairflare.data.site_config import FILES, SiteConfig, read_site_config
 from fairflare.data.tensors import TensorData
 from fairflare.engine.files import save_json
 from fairflare.engine.setup import tasks
 from fairflare.engine.setup.method_defaults import default_parts
 from fairflare.engine.setup.plans import FORMAT, Plan, plan_for, plan_of, read_fingerprint
+from fairflare.import_data.labels import event_last
 from fairflare.tasks.base import Task
 from fairflare.tasks.fingerprint import Fingerprint, file_name, fingerprint
 from fairflare.tasks.kinds.own import OwnData, folder_of_lists, read_description
-from fairflare.tasks.planning import conversion, converting
+from fairflare.tasks.own.tabular import GAPS, Tabular
+from fairflare.tasks.planning import conversion, converting, turned
 from fairflare.tasks.preflight import FEW, numbers_of, preflight, spread_of
 
 CONFIGURATIONS = (".yaml", ".yml")
@@ -85,8 +90,10 @@ def check(path: Path, asked: Question, tell: Tell = lambda part, done, total: No
     files = {one.stem: one for one in path.iterdir() if one.suffix in CONFIGURATIONS}
     if files and folder_of_lists(path) == path and not any(one.suffix in LISTS for one in path.iterdir()):
         both = {site: _of_site(files[site], replace(asked, site=site), tell) for site in in_order(files)}
-        across = between({site: numbers for site, (_, numbers) in both.items()})
-        return {site: [*own, *across.get(site, ())] for site, (own, _) in both.items()}
+        across = between(
+            {site: numbers for site, (_, numbers, _) in both.items()}, _words(built for *_, built in both.values())
+        )
+        return {site: [*own, *across.get(site, ())] for site, (own, _, _) in both.items()}
     return _check_lists(path, asked, tell)
 
 
@@ -102,7 +109,7 @@ def check_site(path: Path, asked: Question, tell: Tell = lambda part, done, tota
     return _of_site(path, asked, tell)[0]
 
 
-def _of_site(path: Path, asked: Question, tell: Tell) -> tuple[list[Finding], dict[str, np.ndarray]]:
+def _of_site(path: Path, asked: Question, tell: Tell) -> tuple[list[Finding], dict[str, np.ndarray], Task]:
     """As ``_findings``, of the site whose configuration is ``path``."""
     own = read_site_config(path)
     described = read_description(Path(own.data_root, own.datalist).parent) if own.data_root and own.datalist else {}
@@ -123,24 +130,42 @@ def _check_lists(folder: Path, asked: Question, tell: Tell) -> dict[str, list[Fi
     built, preset = _task(asked, {"kind": kind, "options": without_sites(values, asked.without)})
     found, numbers = {}, {}
     for site in in_order(built.sites()):
-        found[site], numbers[site] = _findings(built, preset, site, None, asked, tell)
-    return {site: [*own, *between(numbers).get(site, ())] for site, own in found.items()}
+        found[site], numbers[site], _ = _findings(built, preset, site, None, asked, tell)
+    across = between(numbers, _words([built]))
+    return {site: [*own, *across.get(site, ())] for site, own in found.items()}
+
+
+def _words(tasks_of_sites: Iterable[Task]) -> dict[str, Sequence[str]]:
+    """Outcome of two classes -> their names."""
+    return {task.label: task.classes for task in tasks_of_sites if isinstance(task, Tabular) and len(task.classes) == 2}
 
 
 FAR = 3.0
 """Robust standard deviations from which on a site's median lies far from the others'."""
 
 
-def between(numbers: Mapping[str, Mapping[str, np.ndarray]]) -> dict[str, list[Finding]]:
-    """Site -> a finding on the numbers whose median lies far from the other sites': other units, or other patients.
+def between(
+    numbers: Mapping[str, Mapping[str, np.ndarray]], words: Mapping[str, Sequence[str]] = MappingProxyType({})
+) -> dict[str, list[Finding]]:
+    """Site -> a finding on the numbers whose median lies far from the other sites': other units, or other patients; and
+    on columns of 0 and 1 that count the other way round.
 
-    ``numbers`` is site -> what ``numbers_of`` finds. Where usual units explain it, the finding holds the lines of the
-    site's file that convert its numbers.
+    ``numbers`` is site -> what ``numbers_of`` finds, and its outcome; ``words``: what 0 and 1 of an outcome stand for.
+    Where usual units explain it, the finding holds the lines of the site's file that convert its numbers.
     """
     said: dict[str, dict[str, str]] = defaultdict(dict)
     rules: dict[str, dict[str, Any]] = defaultdict(dict)
+    codes: dict[str, dict[str, Any]] = defaultdict(dict)
     for name in dict.fromkeys(name for own in numbers.values() for name in own):
         of_sites = {site: own[name] for site, own in numbers.items() if name in own and len(own[name]) >= FEW["train"]}
+        if of_sites and all(np.isin(values.round(6), (0, 1)).all() for values in of_sites.values()):
+            none, event = words.get(name, ("0", "1"))
+            shares = {site: float(values.mean()) for site, values in of_sites.items()}
+            share = median_low(shares.values())
+            for site in (site for site, own in shares.items() if turned(own, share)):
+                text = f"{name} is {event} in {shares[site]:.0%} of the rows, at the other sites in {share:.0%}"
+                said[site][name], codes[site][name] = text, {none: event, event: none}
+            continue
         middles = {site: (float(np.median(values)), spread_of(values)) for site, values in of_sites.items()}
         spread = float(np.median([one for _, one in middles.values()])) if len(of_sites) > 1 else 0.0
         usual = sorted(middles.values())[(len(middles) - 1) // 2] if middles else (0.0, 0.0)
@@ -150,7 +175,8 @@ def between(numbers: Mapping[str, Mapping[str, np.ndarray]]) -> dict[str, list[F
                 rules[site][name] = conversion(name, own, usual)
     found = {}
     for site, texts in said.items():
-        parts = [f"{'; '.join(texts.values())}: are the units the same?", converting(site, rules[site], {})]
+        same = " and ".join([*["units"] * bool(rules[site]), *["codes"] * bool(codes[site])])
+        parts = [f"{'; '.join(texts.values())}: are the {same} the same?", converting(site, rules[site], codes[site])]
         found[site] = [Finding("warning", "far", "train", len(texts), " ".join(filter(None, parts)))]
     return found
 
@@ -175,8 +201,8 @@ def _task(asked: Question, described: Mapping[str, Any]) -> tuple[Task, str | No
 
 def _findings(
     built: Task, preset: str | None, site: str, own: SiteConfig | None, asked: Question, tell: Tell
-) -> tuple[list[Finding], dict[str, np.ndarray]]:
-    """Findings on a site, and of a table its numbers, see ``tasks.preflight.numbers_of``."""
+) -> tuple[list[Finding], dict[str, np.ndarray], Task]:
+    """Findings on a site, of a table its numbers (see ``tasks.preflight.numbers_of``) and its outcome, and the task."""
     grouping = built.grouping(str(asked.values.get("group_by", built.default_grouping)))
     needs = needs_of(asked.method) if asked.method else ()
     limits = own or SiteConfig()
@@ -184,7 +210,36 @@ def _findings(
     if data is not None:
         batch_size = limits.batch_size or built.presets[preset or next(iter(built.presets))].training.batch_size
         found += _of_gpu(built, data, limits, batch_size)
-    return found, {} if data is None else numbers_of(data, built)
+        return found, numbers_of(data, built) | _outcome_of(data, built), built
+    way = _way(built, site, own) if isinstance(built, Tabular) and built.kind.has_classes else ""
+    return [replace(one, text=f"{one.text}{way}") if one.code == "label" else one for one in found], {}, built
+
+
+def _outcome_of(data: TensorData, task: Task) -> dict[str, np.ndarray]:
+    """The outcome's column -> float64 (N,) of the training rows: amounts, or the place of two classes; else nothing."""
+    labels = getattr(data.splits["train"], "labels", None)
+    amounts = task.kind.name == "regression" or (task.kind.has_classes and len(task.classes) == 2)
+    if not isinstance(task, Tabular) or not amounts or labels is None or labels.ndim != 1:
+        return {}
+    return {task.label: labels.double().numpy()}
+
+
+def _way(task: Tabular, site: str, own: SiteConfig | None) -> str:
+    """What to add where a site's outcome has other words than the federation's: the line of its file that converts it,
+    where both say by their words which is the event, or are spelled alike; else nothing."""
+    here = task.located(site, own)
+    with contextlib.suppress(DataError):
+        table = read_table(Path(here.data_root, here.datalist))
+        here.convert(table, GAPS)
+        words = in_order({cell for cell in table.get(task.label, ()) if cell and cell not in GAPS})
+        (ours, sure), (theirs, known) = event_last(words), event_last(task.classes)
+        plain = {"".join(name.lower().split()): name for name in task.classes}
+        pairs = {word: plain.get("".join(word.lower().split()), "") for word in words}
+        if not all(pairs.values()) and sure and known and len(ours) == len(theirs):
+            pairs = dict(zip(ours, theirs, strict=True))
+        if pairs and all(pairs.values()):
+            return f". {converting(site, {}, {task.label: pairs})}"
+    return ""
 
 
 def needs_of(method: str) -> tuple[Need, ...]:

@@ -16,6 +16,7 @@ from pydantic.dataclasses import dataclass
 from fairflare.core.errors import UserError
 from fairflare.core.execution import Compiler, Layout
 from fairflare.core.validation import SITE, STRICT, Range, Text, check_plain, expected, one_line
+from fairflare.data.readers.table_features import gaps_of
 
 LARGEST = 65_536
 """Bytes of a file."""
@@ -23,6 +24,7 @@ VARIABLE = "FAIRFLARE_SITE_CONFIG"
 GPUS = r"( *\d{1,4} *(, *\d{1,4} *){0,63})?"
 """What ``gpus`` looks like."""
 MOST_GPUS = 1024
+CONVERSION = ("scale", "shift", "recode")
 FILES = ("fairflare_site.yaml", "fairflare_site.yml", "fairflare_site.json")
 
 
@@ -82,6 +84,22 @@ class SiteConfig:
         expected("gpus", not (numbers and self.gpu is not None), "gpu or gpus", "both")
         expected("gpus", not (numbers and self.compiler != "none"), "no compiler beside several GPUs", self.compiler)
         expected("scale", all(self.scale.values()), "factors other than 0", self.scale)
+
+    @property
+    def conversion(self) -> dict[str, Any]:
+        """``scale``, ``shift`` and ``recode``, as far as the file has them."""
+        return {key: value for key in CONVERSION if (value := getattr(self, key))}
+
+    def convert(self, table: Any, gaps: Collection[str]) -> list[str]:
+        """Give ``table`` (a frame of texts, or column -> cells) the federation's units and words, in place.
+
+        Cells of ``gaps``, which stand for a missing value, stay. Returns the columns that are not there.
+        """
+        names = list(dict.fromkeys((*self.scale, *self.shift, *self.recode)))
+        for name in names:
+            if name in table:
+                table[name] = self.converted(name, table[name], gaps_of(name, gaps))
+        return [name for name in names if name not in table]
 
     def converted(self, name: str, cells: Sequence[str], gaps: Collection[str]) -> list[str]:
         """The ``cells`` of a column by ``recode``, ``scale`` and ``shift``, but for ``gaps``, which stay."""

@@ -30,18 +30,20 @@ from fairflare.data.readers.table_features import (
     Feature,
     gaps_of,
     parsed,
+    parts,
     plain,
     stacked,
 )
 
 KEYS: Mapping[str, tuple[str, ...]] = {
     "number": ("range",),
-    "category": ("levels",),
+    "category": ("levels", "separator"),
     "yes_no": ("yes", "no"),
     "days": ("since", "range"),
 }
 """Kind of column -> its keys beside "kind", "missing" and "codes"."""
 MOST_LEVELS = 1000
+SEPARATORS = (";", ",", "|", "/", "+", "&")
 SITE = "site"
 """Of the option ``scaling``: each site scales by its own training rows."""
 
@@ -53,6 +55,7 @@ class Column:
     Attributes:
         kind: "number", "category", "yes_no" or "days".
         levels: of a category, each of which makes a feature; None: not agreed yet.
+        separator: of a category: one of ``SEPARATORS`` between the codes of a cell, each of which counts. Empty: none.
         yes: words in small letters that count as 1.
         no: as 0.
         since: the date column that days are counted from.
@@ -70,12 +73,12 @@ class Column:
     range: tuple[float, ...] = ()
     missing: bool = False
     codes: tuple[str, ...] = ()
+    separator: str = ""
 
     def to_json(self) -> dict[str, Any]:
         values = {key: getattr(self, key) for key in KEYS[self.kind]}
         known = {key: one if isinstance(one, str) else list(one) for key, one in values.items() if one is not None}
-        if not self.range:
-            known.pop("range", None)
+        known = {key: one for key, one in known.items() if one or key not in ("range", "separator")}
         more = {"missing": self.missing, "codes": list(self.codes)}
         return {"kind": self.kind, **known, **{key: one for key, one in more.items() if one}}
 
@@ -129,7 +132,11 @@ def _column(key: str, content: Any) -> Column:
     if kind == "days":
         expected(f"{key}: since", isinstance(since, str) and bool(since.strip()), "a date column's name", since)
     codes = tuple(map(plain, _texts(f"{key}: codes", content.get("codes", []))))
-    return Column(kind, levels, yes, no, since, _range(f"{key}: range", content.get("range")), missing, codes)
+    separator = content.get("separator", "")
+    signs = f"one of {' '.join(SEPARATORS)}"
+    expected(f"{key}: separator", separator == "" or separator in SEPARATORS, signs, separator)
+    limits = _range(f"{key}: range", content.get("range"))
+    return Column(kind, levels, yes, no, since, limits, missing, codes, separator)
 
 
 def _range(key: str, found: Any) -> tuple[float, ...]:
@@ -176,8 +183,8 @@ def features_of(names: Sequence[str], columns: Known) -> tuple[tuple[Feature, ..
         one = columns.get(name, Column())
         if one.kind == "category":
             if one.levels is not None:
-                marks += [Feature(name, (level,)) for level in one.levels]
-                marks.append(Feature(name, one.levels, other=True))
+                marks += [Feature(name, (level,), separator=one.separator) for level in one.levels]
+                marks.append(Feature(name, one.levels, other=True, separator=one.separator))
         elif one.kind == "yes_no":
             marks.append(Feature(name, one.yes, no=one.no))
         else:
@@ -325,8 +332,9 @@ def table_fingerprint(
     levels = {}
     for name in features:
         if kinds.get(name, Column()).kind == "category":
-            own = gaps_of(name, gaps)
-            counts = Counter(cell for cell in map(plain, cells[name]) if cell and cell not in own)
+            own, sign = gaps_of(name, gaps), kinds[name].separator
+            known = (cell for cell in cells[name] if cell not in own and plain(cell) not in own)
+            counts = Counter(part for cell in known for part in parts(cell, sign))
             often = [level for level, count in counts.most_common(MOST_LEVELS) if count >= min_count]
             short = (level for level in often if len(level) <= LONGEST_VALUE and not CONTROL.search(level))
             levels[name] = tuple(in_order(short))

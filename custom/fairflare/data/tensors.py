@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import product
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -99,6 +100,8 @@ class TensorData:
     """Examples to train on; 1 where no network of the task has BatchNorm, which cannot train on one."""
     scaling: Scaling | None = None
     """How a table's numbers were scaled; it stays at the site, which needs it for new patients."""
+    conversion: Mapping[str, Any] = MappingProxyType({})
+    """``SiteConfig.conversion`` by which a table's cells were converted; it stays at the site, too."""
     lone: bool = False
     """Whether a last batch of one example is a batch; else it joins the one before, for networks with BatchNorm."""
 
@@ -280,7 +283,8 @@ def described(data: object) -> dict[str, Any]:
     if not isinstance(data, TensorData):
         return {}
     if data.scaling is not None:
-        return {"format": FORMAT, "kind": "table", "scaling": data.scaling.to_json()}
+        more = {"conversion": dict(data.conversion)} if data.conversion else {}
+        return {"format": FORMAT, "kind": "table", "scaling": data.scaling.to_json(), **more}
     train = data.splits["train"]
     rows = torch.linspace(0, len(train) - 1, min(len(train), MOST_IMAGES)).round().long()
     means = []

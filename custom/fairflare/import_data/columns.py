@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -14,6 +15,7 @@ import pandas as pd
 
 from fairflare.core.errors import UserError
 from fairflare.core.validation import flag, in_order, shown, some
+from fairflare.data.readers.table_features import parts
 from fairflare.import_data import labels as naming
 from fairflare.import_data.cells import Cells, Sites
 from fairflare.import_data.proposal import Choices, Reading, check_column, class_names, is_missing
@@ -47,7 +49,7 @@ TIMES = 8
 """Times that one site's median may be another's: months are 12 years, mg/dl 10 mg/l."""
 WITH_UNIT = re.compile(r"[<>≤≥~+−-]?\s*\d+(?:[.,'\s]\d+)*(?:\s*/\s*\d+(?:[.,]\d+)?)?\s*(?:%|[a-zA-Zµ°/²³]+)?")
 """A number with a sign, marks of thousands, a fraction or a unit."""
-LIST_OF_CODES = re.compile(r"[A-Za-z]\d[\w.]*(, *[A-Za-z]\d[\w.]*)+")
+LIST_OF_CODES = re.compile(r"[A-Za-z]\d[\w.]*(?:([,;|]) *[A-Za-z]\d[\w.]*)+")
 INDEX = ("", "index", "unnamed0", "rowid", "row", "no", "nr", "id")
 """Names, bare, of columns that may number the rows, as pandas writes its index."""
 OF_SPLITS = ("fold", "cvfold", "istest", "istrain", "istraining", "isval", "split", "subset", "partition")
@@ -185,36 +187,52 @@ def _add(
     elif naming.bare(name) in OF_SPLITS or cells.share(cells.that(naming.split_word)) >= MOSTLY:
         return leave("which say a split")
     else:
-        coded = next((text for text in values if LIST_OF_CODES.fullmatch(text)), "")
-        several = naming.several_in(values, ("|", ";")) or coded
-        if several and name not in (*chosen.keep, *chosen.categories):
-            way = f"as {shown(several)}: make a column of 0 and 1 for each code (--keep COLUMN takes lists)"
-            return leave(f"which hold several codes in a cell, {way}")
-        _check_units(name, cells, chosen)
-        if twins := naming.alike(values):
+        separator = "" if name in (*chosen.keep, *chosen.categories) else _separator(values)
+        if not separator:
+            _check_units(name, cells, chosen)
+        rows, n = Counter[str](), cells.rows(~cells.empty)
+        for text, count in zip(values, cells.counts[~cells.empty], strict=True):
+            rows.update(dict.fromkeys(parts(text, separator) if separator else [text], int(count)))
+        levels = list(rows)
+        if twins := naming.alike(levels):
             text = f"{shown(twins[0])} and {shown(twins[1])} differ by upper and lower case alone"
             raise UserError(f"init: {name}: {text}: expected one spelling ({flag('leave-out', name)} leaves it out)")
-        counts, n = cells.counts[~cells.empty], cells.rows(~cells.empty)
+        texts = Column(name, pd.Series(levels, dtype=object)) if separator else column
         if (
-            len(values) > UNIQUE * n
-            or (column.is_text and name not in chosen.categories)
-            or (counts * [len(value) for value in values]).sum() / n > 60
+            len(levels) > UNIQUE * n
+            or (texts.is_text and name not in chosen.categories)
+            or sum(count * len(level) for level, count in rows.items()) / rows.total() > 60
         ):
             return leave("which are names or free text")
-        often = np.argsort(-counts, kind="stable")[:MOST_LEVELS]
-        often = often[counts[often] >= LEAST_ROWS]
-        if len(often) + (n > counts[often].sum()) < 2:
+        often = [level for level, count in rows.most_common(MOST_LEVELS) if count >= LEAST_ROWS]
+        if len(often) + (not separator and n > sum(rows[level] for level in often)) < 2 - bool(separator):
             return leave(f"of which no two values have {LEAST_ROWS} rows")
-        spec = {"kind": "category", "levels": in_order(values[often])}
+        spec = {"kind": "category", "levels": in_order(often)}
+        if separator:
+            spec["separator"] = separator
+            found.notes.append(f"{name}: cells hold several codes ({separator}): {len(often)} predictors of 0 and 1")
     if cells.rows(cells.empty) / len(cells.codes) >= FEW_GAPS:
         spec["missing"] = True
     if none := sorted({*sites.names} - sites.with_cells(cells)):
         found.notes.append(f"{name}: {some(none, 3)} {'has' if len(none) == 1 else 'have'} no value")
-    found.notes.extend(_coded(name, cells, sites))
+    found.notes.extend([] if "separator" in spec else _coded(name, cells, sites))
     found.cells[name] = cells
     found.features.append(name)
     if spec != {"kind": "number"}:
         found.specs[name] = spec
+
+
+def _separator(values: Sequence[str]) -> str:
+    """What stands between the codes of a cell that holds several; "" where each holds one."""
+    coded = (match[1] for text in values if (match := LIST_OF_CODES.fullmatch(text)))
+    return next((sign for sign in ("|", ";") if naming.several_in(values, (sign,))), "") or next(coded, "")
+
+
+def _marks(cells: Cells, spec: Mapping[str, Any]) -> list[Cells]:
+    """Of lists of codes a column of 0 and 1 for each code that is a predictor."""
+    lists = [parts(text, spec["separator"]) for text in cells.texts]
+    hits = (np.array([level in one for one in lists], dtype=np.int32) for level in spec["levels"])
+    return [Cells(hit[cells.codes], np.array(["0", "1"], dtype=object)) for hit in hits]
 
 
 ZERO = re.compile(r"^0\d+$", re.MULTILINE)
@@ -347,7 +365,8 @@ def _alone(found: Predictors, labels: pd.Series, chosen: Choices) -> dict[str, f
     """Ask about predictors that alone tell the outcome; the areas under the curve, best class against rest."""
     hits, areas = _hits(labels), {}
     for name in list(found.features):
-        cells, kind = found.cells[name], found.specs.get(name, {"kind": "number"})["kind"]
+        cells, spec = found.cells[name], found.specs.get(name, {"kind": "number"})
+        kind = spec["kind"]
         area = _area(cells.empty, cells, hits) if cells.empty.any() else 0.0
         if kind == "number":
             values = np.where(np.isnan(cells.numbers), np.nanmedian(cells.numbers[cells.codes]), cells.numbers)
@@ -356,7 +375,8 @@ def _alone(found: Predictors, labels: pd.Series, chosen: Choices) -> dict[str, f
             days = pd.to_datetime(pd.Series(cells.texts, dtype=object), errors="coerce", format="ISO8601")
             area = max(area, _area((days - days.min()).dt.days.fillna(0).to_numpy(), cells, hits))
         else:
-            area = max(area, _of_rates(cells, hits))
+            marks = _marks(cells, spec) if "separator" in spec else [cells]
+            area = max(area, *(_of_rates(one, hits) for one in marks))
         areas[name] = area
         if area > ALONE and name not in chosen.keep:
             what = f"{name} alone tells the outcome (area under the curve {area:.3f})"
@@ -393,9 +413,10 @@ def _together(
         area, names = _pair(found, free, hits)
         if area <= ALONE:
             area, names = _tree(found, free[:MOST_TOGETHER], hits, patients)
-        if area <= ALONE or len(names) < 2:
+        if area <= ALONE:
             return
-        what = f"{', '.join(names)} together tell the outcome (area under the curve {area:.3f})"
+        tell = "together tell" if names[1:] else "tells"
+        what = f"{', '.join(names)} {tell} the outcome (area under the curve {area:.3f})"
         readings = [
             Reading("they are known before the outcome", flag("keep", *names)),
             Reading("they follow from the outcome, or are other outcomes", flag("leave-out", *names)),
@@ -430,11 +451,17 @@ def _tree(
     found: Predictors, names: Sequence[str], hits: Sequence[np.ndarray], patients: np.ndarray | None
 ) -> tuple[float, list[str]]:
     """The largest area under the curve of a small tree on rows that it has not seen, and the columns that it needs."""
-    if len(names) < 2 or not hits:
+    if not names or not hits:
         return 0.0, []
-    columns = []
+    columns, owners = [], list[str]()
     for name in names:
-        cells, kind = found.cells[name], found.specs.get(name, {"kind": "number"})["kind"]
+        cells, spec = found.cells[name], found.specs.get(name, {"kind": "number"})
+        kind = spec["kind"]
+        marks = _marks(cells, spec) if "separator" in spec else []
+        columns += [one.codes.astype(np.float32) for one in marks]
+        owners += [name] * max(len(marks), 1)
+        if marks:
+            continue
         known = cells.numbers if kind == "number" else np.argsort(np.argsort(-cells.counts)).astype(float)
         known = np.where(cells.empty, np.nan, known)
         columns.append(np.where(np.isnan(known), -1e6, known)[cells.codes].astype(np.float32))
@@ -460,7 +487,7 @@ def _tree(
         if area > max(best[0], ALONE):
             weights = tree.fit(matrix, hit).feature_importances_
             order = [k for k in np.argsort(-weights, kind="stable") if weights[k] > WEIGHT][:MOST_BANDS]
-            best = (area, [names[k] for k in order])
+            best = (area, list(dict.fromkeys(owners[k] for k in order)))
     return best
 
 
@@ -501,7 +528,7 @@ def _hits(labels: pd.Series) -> list[np.ndarray]:
 
 def _of_rates(cells: Cells, hits: Sequence[np.ndarray]) -> float:
     """The largest area under the curve of a class's share among the rows with the same cell."""
-    shares = (np.bincount(cells.codes[hit], minlength=len(cells.texts)) / cells.counts for hit in hits)
+    shares = (np.bincount(cells.codes[hit], minlength=len(cells.texts)) / np.maximum(cells.counts, 1) for hit in hits)
     return max((_area(share, cells, [hit]) for share, hit in zip(shares, hits, strict=True)), default=0.0)
 
 

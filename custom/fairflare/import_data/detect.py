@@ -23,9 +23,10 @@ import pandas as pd
 
 from fairflare.core.errors import UserError
 from fairflare.core.validation import flag, natural, shown, some, unlisted
-from fairflare.data.readers.datalist import DESCRIPTION, PREFIX, read_lists
+from fairflare.data.readers.datalist import DESCRIPTION, MOST_CONTRASTS, PREFIX, read_lists
 from fairflare.data.readers.formats import boxes_in, unread
 from fairflare.data.readers.geometry import form_of, is_image
+from fairflare.data.readers.nifti import segments_in
 from fairflare.import_data.columns import outcome_of, telling
 from fairflare.import_data.folders import (
     by_headers,
@@ -100,8 +101,9 @@ def images_in_lists(files: Files, lists: Mapping[str, Path], chosen: Choices) ->
             for number, entry in enumerate(entries):
                 example = _example(files.root, path, site, split, entry, f"{path.name}: {split}[{number}]")
                 unlabelled += not example.label
-                if example.label and not (files.root / example.image).is_file():
-                    gone.append(example.image)
+                lacking = [one for one in (example.image, *example.contrasts) if not (files.root / one).is_file()]
+                if example.label and lacking:
+                    gone.append(lacking[0])
                 elif example.label:
                     examples.append(example)
     if not examples:
@@ -135,10 +137,11 @@ def images_in_lists(files: Files, lists: Mapping[str, Path], chosen: Choices) ->
 
 
 def _example(root: Path, path: Path, site: str, split: str, entry: Any, where: str) -> Example:
-    if not isinstance(entry, dict) or not isinstance(entry.get("image"), str):
-        several = isinstance(entry, dict) and isinstance(entry.get("image"), list)
-        more = ": several contrasts as channels are not read: name one of them in every entry" if several else ""
-        raise UserError(f'init: {where}: expected {{"image": ..., "label": ...}} with one file{more}')
+    given = entry.get("image") if isinstance(entry, dict) else None
+    images: list[Any] = given if isinstance(given, list) else [given]
+    if not 0 < len(images) <= MOST_CONTRASTS or not all(isinstance(one, str) for one in images):
+        text = f"with one file, or up to {MOST_CONTRASTS} contrasts"
+        raise UserError(f'init: {where}: expected {{"image": ..., "label": ...}} {text}')
     label = entry.get("label")
     text = "" if label is None or is_missing(str(label)) else str(label)
     if is_image(text):
@@ -151,7 +154,8 @@ def _example(root: Path, path: Path, site: str, split: str, entry: Any, where: s
     frame = entry.get("frame")
     if frame is not None and (type(frame) is not int or frame < 0):
         raise UserError(f"init: {where}: frame: expected a whole number from 0, got {frame!r}")
-    return Example(site, _relative(root, path, entry["image"]), text, split, patient, about, frame=frame)
+    first, *rest = (_relative(root, path, one) for one in images)
+    return Example(site, first, text, split, patient, about, frame=frame, contrasts=rest)
 
 
 def _relative(root: Path, path: Path, text: str) -> str:
@@ -199,11 +203,15 @@ def look(root: Path, chosen: Choices, tell: Tell = nothing) -> Proposal:
         lists = [root / f"{DESCRIPTION}.json", *lists_in(root).values()] if root.is_dir() else []
         named = {value: name for path in lists for value, name in structures_in(path).items()}
         masks = {site: [one.label for one in found.of(site)] for site in found.sites}
+        named = named or segments_in(files.root / next(iter(masks.values()))[0])
         classes, options = structures(files.root, masks, chosen.classes, named)
         found = replace(found, classes=classes, options={**found.options, **options})
     elif found.form.classes:
         check_sites_agree(found.examples, chosen)
     of_volumes = bool(chosen.kind) and FORMS[chosen.kind].volumes
+    if of_volumes and (several := next((one for one in found.examples if one.contrasts), None)):
+        text = "several contrasts of whole volumes are not read: --slices N takes slices"
+        raise UserError(f"init: {several.image} and {several.contrasts[0]}: {text}")
     found = as_volumes(files, found, chosen.kind) if of_volumes else with_slices(files, found, chosen)
     notes = found.notes + _linked(root)
     if files.others:
@@ -230,7 +238,7 @@ def look(root: Path, chosen: Choices, tell: Tell = nothing) -> Proposal:
             check_volume(root, one.image)
         elif one.image:
             pixels(root, one.image, one.frame)
-    used = {path for one in divided.examples for path in (one.image, one.label)}
+    used = {path for one in divided.examples for path in (one.image, one.label, *one.contrasts)}
     return Proposal(divided, splits, tuple(path for path in files.links_out if path in used))
 
 

@@ -181,7 +181,23 @@ def images_in_folders(files: Files, chosen: Choices) -> Found:
         raise UserError(f"init: {files.root} holds no image that can be read, no table and no datalist{others}")
     if twice := {f"{path}.gz" for path in files.images} & {*files.images}:
         raise UserError(f"init: {min(twice)} is there without .gz, too: leave one of them")
-    paired, alone = geometry.pairs(files.images)
+    groups, lacking = geometry.contrasts_in([path for path in files.images if not geometry.is_mask(path)])
+    if groups:
+        masks = [path for path in files.images if geometry.is_mask(path)]
+        found = _images(replace(files, images=(*groups, *masks)), chosen, True)
+        whole = [replace(one, contrasts=groups[one.image][1:]) for one in found.examples]
+        contrasts = next(iter(groups.values()))
+        text = (
+            f"{len(groups)} images have {len(contrasts)} contrasts each, which become channels, as {some(contrasts, 8)}"
+        )
+        notes = (*found.notes, text, *_note(lacking, "lack a contrast and are left out"))
+        return replace(found, examples=whole, notes=notes)
+    return _images(files, chosen, False)
+
+
+def _images(files: Files, chosen: Choices, contrasts: bool) -> Found:
+    """Of ``files`` whose images are the first of several ``contrasts``, or all there are."""
+    paired, alone = geometry.pairs(files.images, contrasts)
     masked = chosen.kind == MASKED_IMAGES.name
     if masked and not any(paired.values()):
         text = "expected masks beside the images (x_mask.png) or in a folder of their own (masks/x.png)"
@@ -240,7 +256,7 @@ def _classification(files: Files, images: Sequence[str], chosen: Choices) -> Fou
     depths = Counter(len(_plain_folders(path)) for path in images)
     usual = depths.most_common(1)[0][0]
     odd = [path for path in images if len(_plain_folders(path)) != usual]
-    text = "expected a folder for each class, masks beside the images, a table or a datalist"
+    text = f"expected a folder for each class, masks beside the images, a table or a datalist{_contours(files)}"
     unlabelled = UserError(f"init: {len(images)} images and nothing that says their labels; {text}")
     if not usual and chosen.label in ("", "none"):
         raise unlabelled
@@ -269,6 +285,15 @@ def _classification(files: Files, images: Sequence[str], chosen: Choices) -> Fou
     of_site = f"{role.site} is the hospital" if role.site else "all of one hospital"
     layout = f"images in a folder for each class; {of_site}, {role.label} the class"
     return Found(kind, layout, examples, classes, {}, whence, notes)
+
+
+def _contours(files: Files) -> str:
+    """What to say of DICOM files that hold contours; "" where there are none."""
+    paths = list(files.dicom)[:MOST_LOOKED_AT]
+    of = headers([files.root / path for path in paths], ["Modality"])["Modality"] if paths else []
+    first = next((path for path, one in zip(paths, of, strict=True) if one == "RTSTRUCT"), "")
+    way = "which are not read: 3D Slicer with SlicerRT exports them as DICOM SEG or NRRD masks"
+    return f"; {first} holds contours (RTSTRUCT), {way}" if first else ""
 
 
 def _by_institution(table: pd.DataFrame, role: Roles, chosen: Choices) -> Roles:

@@ -21,7 +21,7 @@ from fairflare.core.errors import DataError, UserError
 from fairflare.core.validation import flag, in_order, some, unlisted
 from fairflare.data.readers.datalist import Frame
 from fairflare.data.readers.dicom import series_of
-from fairflare.data.readers.geometry import form_of, frames, geometry_of
+from fairflare.data.readers.geometry import FLAT, form_of, frames, geometry_of
 from fairflare.import_data import labels as naming
 from fairflare.import_data.proposal import MOST_CLASSES, Choices, Example, Files, Found, Reading
 from fairflare.tasks.forms import FORMS, IMAGES, MASKED_IMAGES, MASKED_VOLUMES, VOLUMES
@@ -200,7 +200,6 @@ def is_patient_level(table: pd.DataFrame, name: str, free: Sequence[str]) -> boo
 MOST_STRUCTURES = 8
 SLICES = 9
 """Of a mask's volume that are looked at."""
-FLAT = (".png", ".jpg", ".jpeg")
 OF_A_SITE = 20
 LOOKED_AT = 300
 """Masks whose pixel values are read; preflight reads all."""

@@ -74,6 +74,7 @@ class Example:
         about: attributes of the patient.
         cells: a row's features.
         frame: which slice of a file of several, from 0; None: the file is one slice.
+        contrasts: further files of the same place, which become channels after ``image``.
         told: of several labels in columns of their own, each: 1, 0, or None where the example does not say it.
     """
 
@@ -86,6 +87,7 @@ class Example:
     cells: Row = field(default_factory=lambda: NO_CELLS)
     frame: int | None = None
     told: Mapping[str, int | None] = field(default_factory=dict)
+    contrasts: Sequence[str] = ()
 
 
 def as_examples(*columns: Iterable[Any]) -> list[Example]:

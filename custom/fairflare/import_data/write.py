@@ -176,7 +176,8 @@ def _entry(found: Found, one: Example, kept: set[str]) -> dict[str, Any]:
     patient = {PATIENTS[0]: one.patient} if one.patient else {}
     frame = {} if one.frame is None else {"frame": one.frame}
     label = dict(one.told) or (float(one.label) if found.kind == IMAGE_AMOUNTS.name else one.label)
-    return {"image": one.image, "label": label, **frame, **about, **patient}
+    image = [one.image, *one.contrasts] if one.contrasts else one.image
+    return {"image": image, "label": label, **frame, **about, **patient}
 
 
 def _table(found: Found, site: str) -> str:

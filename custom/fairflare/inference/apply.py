@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fairflare.core.validation import as_cell
-from fairflare.data.readers.datalist import Frame, file_of
+from fairflare.data.readers.datalist import Files, Frame, file_of
 from fairflare.data.readers.geometry import NIFTI, Geometry, geometry_of, looks_like_image, slices_of, suffix_of
 from fairflare.data.readers.pictures import Reader
 from fairflare.data.readers.table_features import Feature, parsed, stacked
@@ -26,7 +26,7 @@ from fairflare.data.readers.tables import read_columns
 from fairflare.inference.modules import Whole
 
 SMALLEST = 1e-12
-SUFFIX = re.compile(r"(\.nii\.gz|\.nii|\.png|\.jpe?g|\.dcm|\.dicom)?(?:\[(\d+)\])?$", re.IGNORECASE)
+SUFFIX = re.compile(r"(\.nii\.gz|\.nii|\.nrrd|\.png|\.jpe?g|\.tiff?|\.dcm|\.dicom)?(?:\[(\d+)\])?$", re.IGNORECASE)
 """The end of an image's name, with the slice in a file of several."""
 
 
@@ -35,7 +35,7 @@ def mask_stem(image: str) -> str:
     return SUFFIX.sub(lambda found: f"_{found[2]}" if found[2] else "", image, count=1)
 
 
-def ending(image: Path | Frame, place: Geometry) -> str:
+def ending(image: Files, place: Geometry) -> str:
     """What a mask of the image is called: NIfTI where the image has an affine, else PNG."""
     suffix = suffix_of(file_of(image))
     return suffix if suffix in NIFTI else ".nii.gz" if place.affine is not None else ".png"
@@ -88,7 +88,7 @@ def _margin(p: Tensor, threshold: float) -> Tensor:
     return torch.where((p >= threshold) & (found <= 0), torch.full_like(found, SMALLEST), found)
 
 
-def write_mask(path: Path, mask: np.ndarray, image: Path | Frame, place: Geometry) -> None:
+def write_mask(path: Path, mask: np.ndarray, image: Files, place: Geometry) -> None:
     """Write ``mask`` (H, W) with the image's size, spacing and affine."""
     if path.suffix == ".png":
         from PIL import Image

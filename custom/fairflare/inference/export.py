@@ -106,6 +106,8 @@ def _before(opened: Opened) -> tuple[nn.Module, dict[str, Any], Tensor, str, lis
     scaling = opened.scaling.to_json()
     words = f"float32 (N, {n + m}): {n} numbers, NaN where missing, then {m} features as they are"
     whose = [f"gaps and scale are those of {opened.site}'s training rows"] if table.fixed is None else []
+    if (own := opened.conversions.get(opened.site)) and own.conversion:
+        whose.append(f"numbers are in the units of the federation, not of {opened.site} (scale, shift)")
     return *_made(Rows, **scaling), example, words, whose
 
 
@@ -252,10 +254,10 @@ def write_bundle(opened: Opened, whole: WholeModel, folder: Path) -> list[str]:
     save_text(folder / "LICENSE-scripts.txt", LICENSE)
     example = "images/" if images is not None else "table.csv"
     how = [
-        "In this folder; MONAI's command line needs fire, readers of images nibabel, Pillow and pydicom:",
+        "In this folder; MONAI's command line needs fire, readers of images nibabel, Pillow, pydicom and pynrrd:",
         "",
         "```",
-        "pip install torch monai fire nibabel pillow pydicom",
+        "pip install torch monai fire nibabel pillow pydicom pynrrd",
         f"python -m monai.bundle run --config_file configs/inference.json --inputs {example} --output_dir out",
         "```",
     ]
@@ -372,7 +374,7 @@ def _metadata(opened: Opened, whole: WholeModel) -> dict[str, Any]:
         "monai_version": known["monai"],
         "pytorch_version": known["torch"],
         "numpy_version": known["numpy"],
-        "required_packages_version": {"nibabel": ">=5", "pillow": ">=10", "pydicom": ">=3.0.1"},
+        "required_packages_version": {"nibabel": ">=5", "pillow": ">=10", "pydicom": ">=3.0.1", "pynrrd": ">=1.1"},
         "name": str(about.get("title")),
         "task": f"{opened.config.task} ({kind.name})",
         "description": f"{opened.config.method}, {opened.finished} rounds over {len(about['sites'])} sites",

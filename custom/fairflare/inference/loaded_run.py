@@ -9,7 +9,7 @@ import hashlib
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +19,10 @@ from torch import Tensor, nn
 
 from fairflare.core.errors import UserError
 from fairflare.core.types import StateDict
-from fairflare.core.validation import SITE, expected, in_order, shown
+from fairflare.core.validation import SITE, expected, in_order, shown, some
 from fairflare.data.inputs import Scaling
 from fairflare.data.readers.datalist import PREFIX, read_lists
-from fairflare.data.site_config import SiteConfig, read_site_config
+from fairflare.data.site_config import CONVERSION, SiteConfig, read_site_config
 from fairflare.data.tensors import LABEL
 from fairflare.engine.after.base import AfterStep, Fit, Shape, fit_of
 from fairflare.engine.after.conformal import Conformal, class_scores
@@ -209,6 +209,7 @@ class Opened:
         finished: the last finished round.
         remarks: what a user should know, one line each.
         with_baseline: the task's kind with a hospital's baseline hazard; None: without.
+        conversions: site -> what of its file converted its table in training, as far as the folder has its own files.
     """
 
     folder: Path
@@ -224,6 +225,7 @@ class Opened:
     finished: int
     remarks: tuple[str, ...]
     with_baseline: TaskKind | None = None
+    conversions: Mapping[str, SiteConfig] = field(default_factory=dict)
 
     @property
     def kind(self) -> TaskKind:
@@ -289,14 +291,25 @@ def open_run(
     if not plain:
         adjustment, said = adjustment_of(config, parts, entries, site, place, sha256)
         remarks += said
-    files = [site_file(place, one, INPUTS_ENDING) for one in ([site] if site else known[:MOST_INPUTS])]
-    inputs = tuple(read_json(path) for path in files if path is not None)
+    files = {one: site_file(place, one, INPUTS_ENDING) for one in ([site] if site else known[:MOST_INPUTS])}
+    kept = {one: read_json(path) for one, path in files.items() if path is not None}
+    inputs = tuple(kept.values())
     table = parts.task.table_inputs()
     scaling = table.fixed if table is not None else None
     if table is not None and scaling is None and site and inputs:
         scaling = Scaling.from_json(inputs[0].get("scaling"), len(table.numbers))
     done = standing.round
-    return Opened(folder, config, about, parts, site, whose, sha256, adjustment, inputs, scaling, done, tuple(remarks))
+    return Opened(
+        folder, config, about, parts, site, whose, sha256, adjustment, inputs, scaling, done, tuple(remarks),
+        conversions={one: conversion_of(content) for one, content in kept.items()},
+    )  # fmt: skip
+
+
+def conversion_of(kept: Mapping[str, Any]) -> SiteConfig:
+    """``scale``, ``shift`` and ``recode`` of what a site keeps of its inputs; UserError where they are none."""
+    content = kept.get("conversion", {})
+    expected("conversion", isinstance(content, dict) and {*content} <= {*CONVERSION}, some(CONVERSION), content)
+    return SiteConfig(**content)
 
 
 def _model_of(
@@ -333,13 +346,17 @@ LISTS = (".json",)
 CLASSES_SHOWN = 80
 
 
-def hospitals(opened: Opened, data: Path, name: str = "") -> dict[str, SiteConfig]:
+def hospitals(
+    opened: Opened, data: Path, name: str = "", converting: SiteConfig | None = None
+) -> dict[str, SiteConfig]:
     """Name -> where its data are, in natural order.
 
     Args:
         data: a folder that ``fairflare init`` has written lists for, a folder of lists or of sites' configurations, one
             such configuration, one list, or one table.
         name: what one hospital is called, or of several the one that is meant; empty: as its file, or all.
+        converting: the file that says how one hospital's table is converted; None: its configuration, or what the site
+            has kept of its training.
 
     Raises:
         UserError: there is nothing of the kind, or it is of other classes than the run's.
@@ -362,7 +379,12 @@ def hospitals(opened: Opened, data: Path, name: str = "") -> dict[str, SiteConfi
         found = {name or data.stem.removeprefix(PREFIX): _of_file(data)}
     for site in found:
         expected("--name", bool(SITE.fullmatch(site)), "letters, digits, spaces, - . and _", site)
-    return {site: dataclasses.replace(found[site], site=site) for site in in_order(found)}
+    if converting and len(found) > 1:
+        raise UserError(f"--site-config: expected one hospital (--name NAME), got {some([*found])}")
+    for site, own in found.items():
+        by = converting or (own if own.conversion else opened.conversions.get(site, own))
+        found[site] = dataclasses.replace(own, site=site, **by.conversion)
+    return {site: found[site] for site in in_order(found)}
 
 
 def _in_folder(opened: Opened, data: Path, suffixes: tuple[str, ...]) -> dict[str, SiteConfig]:

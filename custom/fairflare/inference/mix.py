@@ -26,7 +26,7 @@ from fairflare.engine.hashes import model_hash
 from fairflare.engine.setup.assembly import about
 from fairflare.engine.setup.config import RunConfig, site_of_client
 from fairflare.engine.setup.parts import build_parts, without_folders
-from fairflare.inference.loaded_run import Opened, fit_network, hospitals, open_run
+from fairflare.inference.loaded_run import Opened, conversion_of, fit_network, hospitals, open_run
 from fairflare.inference.monitor import Patient, once
 from fairflare.tasks.external import labelled
 
@@ -145,8 +145,9 @@ def open_mix(folder: Path, site: str = "") -> Opened:
     scaling = table.fixed or Scaling.from_json(kept.get("scaling"), len(table.numbers))
     used, rounds = dataclasses.replace(parts, network=network), int(config.training.rounds)
     words = f"mix: {1 - share:.0%} own model, {share:.0%} member model"
-    about_task = content["about"]
-    return Opened(folder, config, about_task, used, whose, MIXED, sha256, None, (kept,), scaling, rounds, (words,))
+    named, about_task = {whose: conversion_of(kept)}, content["about"]
+    how: dict[str, Any] = {"inputs": (kept,), "scaling": scaling, "finished": rounds, "remarks": (words,)}
+    return Opened(folder, config, about_task, used, whose, MIXED, sha256, None, **how, conversions=named)
 
 
 def monitored(folder: Path, data: Path, label: str = "") -> list[Patient]:

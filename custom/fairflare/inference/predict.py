@@ -21,15 +21,16 @@ from torch import Tensor
 from fairflare.core.errors import DataError, UserError
 from fairflare.core.execution import default_device
 from fairflare.core.types import Batch
-from fairflare.core.validation import natural, shown
+from fairflare.core.validation import natural, shown, some
 from fairflare.data.inputs import ImageInputs, Scaling, TableInputs
 from fairflare.data.readers import geometry
-from fairflare.data.readers.datalist import Frame, file_of
+from fairflare.data.readers.datalist import Contrasts, Files, Frame, file_of
 from fairflare.data.readers.dicom import series_of
 from fairflare.data.readers.geometry import NIFTI, Geometry, geometry_of, suffix_of
 from fairflare.data.readers.table_features import gaps_of, plain
 from fairflare.data.readers.tables import SUFFIXES, read_columns
 from fairflare.data.readers.volumes import Volume, VolumeReader, placed_as
+from fairflare.data.site_config import SiteConfig
 from fairflare.data.tensors import as_float, normalised
 from fairflare.engine.evaluation import predict as predicted
 from fairflare.engine.files import save_json, save_text
@@ -44,8 +45,8 @@ MOST = 1_000_000
 
 
 def images_of(
-    named: Sequence[Path], *, masks: bool = False, volumes: bool = False
-) -> tuple[dict[str, Path | Frame], list[str]]:
+    named: Sequence[Path], *, masks: bool = False, volumes: bool = False, channels: int = 1
+) -> tuple[dict[str, Files], list[str]]:
     """Name -> file or slice, and what was passed over or cut, a line each; UserError where a file or image is missing.
 
     The name is the one that results carry, with the folders below what was named; natural order. Of a file that holds
@@ -55,6 +56,7 @@ def images_of(
         named: files of any name, and folders, of which every image below counts but hidden ones.
         masks: the run is on images with masks: those that lie beside images in a folder are no inputs.
         volumes: the run is on volumes: a file, or a series of DICOM, is one input.
+        channels: of an input; files whose names say as many contrasts of one image are one.
     """
     found: dict[str, Path] = {}
     beside: list[str] = []
@@ -80,12 +82,19 @@ def images_of(
         raise UserError(f"expected at most {MOST} files, got {len(found)}")
     notes = [f"{len(beside)} masks lie beside their images and are left out, e.g. {shown(beside[0])}"] if beside else []
     ordered = dict(sorted(found.items(), key=lambda pair: natural(pair[0])))
+    groups, lacking = geometry.contrasts_in(list(ordered)) if channels > 1 and not volumes else ({}, [])
+    if groups and len(next(iter(groups.values()))) == channels:
+        notes += [f"{len(lacking)} files lack a contrast and are left out, e.g. {shown(lacking[0])}"] if lacking else []
+        parts = [list(_cut({own[k]: ordered[own[k]] for own in groups.values()}, []).items()) for k in range(channels)]
+        if len({*map(len, parts)}) > 1:
+            raise UserError("expected as many slices in each contrast of an image, got others")
+        return {row[0][0]: Contrasts(tuple(one for _, one in row)) for row in zip(*parts, strict=True)}, notes
     return dict(whole(ordered)) if volumes else _cut(ordered, notes), notes
 
 
-def _cut(files: Mapping[str, Path], notes: list[str]) -> dict[str, Path | Frame]:
+def _cut(files: Mapping[str, Path], notes: list[str]) -> dict[str, Files]:
     """Every slice of ``files``; appends to ``notes`` which hold several."""
-    found: dict[str, Path | Frame] = {}
+    found: dict[str, Files] = {}
     for name, path in files.items():
         inside = geometry.slices_of(path)
         found |= {f"{name}[{k}]": one for k, one in enumerate(inside)} if len(inside) > 1 else {name: path}
@@ -137,20 +146,25 @@ class Predictions:
     unlike: list[str] = field(default_factory=list)
 
 
-def predict(opened: Opened, named: Sequence[Path], folder: Path) -> Predictions:
+def predict(opened: Opened, named: Sequence[Path], folder: Path, converting: SiteConfig | None = None) -> Predictions:
     """Predict the named image files and folders, or one table; UserError where something cannot be read.
 
     ``folder``, an empty one, gets ``predictions.csv``, masks, and ``fairflare.json`` that says how they came about.
+    ``converting``: whose ``scale``, ``shift`` and ``recode`` hold for the table; None: those of the opened site's
+    training.
     """
     table, images = opened.task.table_inputs(), opened.task.image_inputs()
     if table is None and images is None:
         text = "its inputs are made by code (build_data), or nobody has said how a file becomes one"
         raise UserError(f"task {opened.config.task}: {text}; use fairflare export-model")
     if table is not None:
-        found = _of_table(opened, table, table_of(named))
+        found = _of_table(opened, table, table_of(named), converting or opened.conversions.get(opened.site))
+    elif converting:
+        raise UserError("--site-config: expected a run on tables, got one on images")
     else:
         assert images is not None  # one of both is there
-        files, notes = images_of(named, masks=opened.task.kind.has_masks, volumes=images.volumes)
+        masks, channels = opened.task.kind.has_masks, images.reader.channels
+        files, notes = images_of(named, masks=masks, volumes=images.volumes, channels=channels)
         found = (_of_volumes if images.volumes else _of_images)(opened, files, folder)
         found.unlike = [*notes, *found.unlike]
     found.unlike = [*opened.remarks, *found.unlike]
@@ -174,7 +188,7 @@ def about(opened: Opened) -> dict[str, Any]:
     }
 
 
-def _of_table(opened: Opened, inputs: TableInputs, path: Path) -> Predictions:
+def _of_table(opened: Opened, inputs: TableInputs, path: Path, own: SiteConfig | None) -> Predictions:
     columns = read_columns(path)
     n = len(next(iter(columns.values())))
     missing = [name for name in inputs.columns if name not in columns]
@@ -183,6 +197,10 @@ def _of_table(opened: Opened, inputs: TableInputs, path: Path) -> Predictions:
         raise DataError("column", f"table {path.name}: expected {lacks}, found none")
     found = [f"column {name}: is missing, every row counts as without a value" for name in missing]
     columns |= {name: [""] * n for name in missing}
+    if own and own.conversion:
+        own.convert(columns, inputs.gaps)  # of columns that are no predictors some may be missing
+        known = dict.fromkeys(name for key in own.conversion.values() for name in key if name in inputs.columns)
+        found += [f"{some([*known], 12)}: converted as the site's file says ({', '.join(own.conversion)})"]
     numbers, plain = inputs.features(path.name, columns)
     scaling = opened.scaling  # never that of the rows at hand, on which a patient's risk does not depend
     if scaling is None and opened.site:
@@ -207,7 +225,7 @@ def _of_table(opened: Opened, inputs: TableInputs, path: Path) -> Predictions:
     return Predictions([label or "row", *header], table, probabilities, found)
 
 
-def _of_images(opened: Opened, files: Mapping[str, Path | Frame], folder: Path) -> Predictions:
+def _of_images(opened: Opened, files: Mapping[str, Files], folder: Path) -> Predictions:
     inputs = opened.task.image_inputs()
     assert inputs is not None  # the caller has looked
     images = {name: inputs.reader.image(path) for name, path in files.items()} if len(files) <= BATCH else None
@@ -234,7 +252,7 @@ def _of_files(opened: Opened, names: Sequence[str], batches: Callable[[], Iterat
     return Predictions(["file", *header], [[name, *row] for name, row in zip(names, body)], probabilities)
 
 
-def _of_volumes(opened: Opened, files: Mapping[str, Path | Frame], folder: Path) -> Predictions:
+def _of_volumes(opened: Opened, files: Mapping[str, Files], folder: Path) -> Predictions:
     inputs, names = opened.task.image_inputs(), list(files)
     assert inputs is not None and isinstance(inputs.reader, VolumeReader)  # the caller has looked
     paths = [file_of(files[name]) for name in names]
@@ -252,7 +270,7 @@ def _of_volumes(opened: Opened, files: Mapping[str, Path | Frame], folder: Path)
 
 def _masks(
     opened: Opened,
-    files: Mapping[str, Path | Frame],
+    files: Mapping[str, Files],
     places: Mapping[str, Geometry],
     batches: Callable[[], Iterator[Batch]],
     folder: Path,

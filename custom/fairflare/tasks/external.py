@@ -24,6 +24,7 @@ from fairflare.privacy.counts import released
 from fairflare.tasks.base import Task
 from fairflare.tasks.kinds.own import OwnData
 from fairflare.tasks.kinds.own_images import image_data
+from fairflare.tasks.own.tabular import converted
 from fairflare.tasks.preflight import finding_of, without_events
 
 
@@ -84,7 +85,7 @@ def _rows(task: Task, table: TableInputs, own: SiteConfig, scaling: Scaling | No
     path = Path(own.data_root) / own.datalist
     if not path.is_file():
         raise DataError("no_datalist", f"table {path.name}: expected a file, found none in {path.parent}")
-    cells = read_table(path)
+    cells = converted(read_table(path), path, own, table.gaps)
     outcome = (label or task.outcome_columns[0], *task.outcome_columns[1:])
     label = outcome[0]
     for name in (*outcome, *table.columns):

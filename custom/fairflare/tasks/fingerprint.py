@@ -23,7 +23,7 @@ from fairflare.core import validation
 from fairflare.core.errors import DataError, UserError
 from fairflare.core.types import MOST_EXAMPLES
 from fairflare.core.validation import Entries, Range
-from fairflare.data.readers.datalist import Item, Source
+from fairflare.data.readers.datalist import MOST_CONTRASTS, Item, Source
 from fairflare.data.readers.pictures import Looked
 from fairflare.data.readers.stored import HIGH, LOW
 from fairflare.data.site_config import SiteConfig
@@ -99,8 +99,8 @@ class Fingerprint:
         height: median over images, in pixels, rounded to whole ones.
         width: the same.
         spacing: median edge of a pixel in mm, where files say it.
-        coloured: whether more than half of the images have colours that differ.
-        mean: of each channel on [0, 1], over images; one channel unless coloured.
+        coloured: whether more than half of the images have colours that differ, or contrasts.
+        mean: of each channel or contrast on [0, 1], over images; one channel unless coloured.
         std: of the pixels of all images, as mean.
         values: evenly spaced percentiles, from the lowest to the highest that ``stored`` names, of the pixels of all
             images together, where these are measured from a zero that means the same everywhere (Hounsfield units).
@@ -119,8 +119,8 @@ class Fingerprint:
     width: Annotated[int, Range(1, 1_000_000)] | None = None
     spacing: Annotated[float, Range(0, 1e6)] | None = None
     coloured: bool = False
-    mean: Annotated[list[float], Entries(3)] | None = None
-    std: Annotated[list[float], Entries(3)] | None = None
+    mean: Annotated[list[float], Entries(MOST_CONTRASTS)] | None = None
+    std: Annotated[list[float], Entries(MOST_CONTRASTS)] | None = None
     values: Annotated[list[float], Entries(PERCENTILES)] | None = None
     table: TableFingerprint | None = None
     classes: Annotated[int, Range(1, 1000)] = 2
@@ -235,10 +235,11 @@ def _looks(items: Sequence[Item], look: Callable[[Source], Looked | None]) -> li
 
 
 def _of_images(n_train: int, looks: Sequence[Looked]) -> Fingerprint:
+    looks = [one for one in looks if len(one.mean) == len(looks[0].mean)]  # preflight names other contrasts
     coloured = sum(one.coloured for one in looks) * 2 > len(looks)
     means = np.array([one.mean if coloured else [np.mean(one.mean)] * 3 for one in looks])
     squares = np.array([one.square if coloured else [one.grey_square] * 3 for one in looks])
-    channels = 3 if coloured else 1
+    channels = len(looks[0].mean) if coloured else 1
     mean = means.mean(0)[:channels]
     std = np.sqrt(np.maximum(squares.mean(0)[:channels] - mean**2, 0))
     spacings = [one.spacing for one in looks if one.spacing is not None]

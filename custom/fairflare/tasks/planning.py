@@ -182,6 +182,8 @@ UNITS: Mapping[str, tuple[float, ...]] = {
 }
 """What a column's name holds, in small letters -> factors: mg/dl to umol/l or mmol/l, g/dl to g/l or mmol/l, lb to kg,
 inches or m to cm, mmHg to kPa."""
+ROUNDING = 1e-6
+SWAP = {"0": "1", "1": "0"}
 NEAR = math.log(1.25), math.log(2.0)
 """How far mean and spread may be from the others' once they are converted."""
 
@@ -213,6 +215,15 @@ def _near(
     return far
 
 
+RARE = 0.25
+"""Share of rows with 1 up to which another site's may be counted the other way round."""
+
+
+def turned(own: float, usual: float) -> bool:
+    """Whether a site's share of rows with 1 is small where the others' is large, as where 0 and 1 change places."""
+    return min(own, usual) <= RARE and max(own, usual) >= 1 - RARE
+
+
 def converting(site: str, rules: Mapping[str, tuple[float, float] | None], words: Mapping[str, Any]) -> str:
     """The lines of the file of ``site`` by which its columns get the others' units and words; "" where there are none.
 
@@ -231,6 +242,14 @@ def _of_tables(tables: Mapping[str, TableFingerprint]) -> list[str]:
     words: dict[str, dict[str, Any]] = {site: {} for site in tables}
     one = next(iter(tables.values()), TableFingerprint(()))
     scaled = [feature.column for feature in features_of(one.features, one.columns)[0]]
+    for name in scaled:  # of 0 and 1 the spread follows from the mean
+        shares = {site: table.numbers[name][1] for site, table in tables.items() if name in table.numbers}
+        spreads = [table.numbers[name][2] for table in tables.values() if name in table.numbers]
+        if all(abs(s**2 - m * (1 - m)) < ROUNDING for m, s in zip(shares.values(), spreads, strict=True)):
+            usual = median_low(shares.values()) if shares else 0.0
+            for site in (one for one, share in shares.items() if turned(share, usual)):
+                words[site][name] = SWAP
+                found.append(f"{name} is 1 in {shares[site]:.0%} of the rows of {site} and in {usual:.0%} elsewhere")
     untold = [name for name in scaled if not any(name in table.numbers for table in tables.values())]
     if untold:
         found.append(f"no site has enough values to tell a mean of {some(untold)}: they do not count")
@@ -253,7 +272,8 @@ def _of_tables(tables: Mapping[str, TableFingerprint]) -> list[str]:
         if twins:
             found.append(f"column {name}: {some(twins, 3)} are different levels")
         levels = {site: table.levels[name] for site, table in tables.items() if table.levels.get(name)}
-        for site, pairs in _of_codes(levels).items():
+        lists = one.columns[name].separator  # the file of a site recodes cells
+        for site, pairs in ({} if lists else _of_codes(levels)).items():
             words[site][name] = pairs
             found.append(f"column {name}: {some([*pairs], 3)} at {site} and {some([*pairs.values()], 3)} elsewhere")
     return [*found, *filter(None, (converting(site, rules[site], words[site]) for site in tables))]
@@ -327,7 +347,8 @@ def _channels(prints: Prints) -> Choice | None:
     if not known:
         return None
     if coloured := [site for site, one in known.items() if one.coloured]:
-        return Choice("task.channels", 3, f"images of {some(coloured, 3)} have colours")
+        n = max(len(known[site].mean or ()) for site in coloured)
+        return Choice("task.channels", n, f"images of {some(coloured, 3)} have {'colours' if n == 3 else 'contrasts'}")
     return Choice("task.channels", 1, "images of every site are grey")
 
 

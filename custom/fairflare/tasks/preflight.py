@@ -214,8 +214,11 @@ def _of_rows(data: TensorData, task: Task) -> Iterator[Finding]:
         if (both := sum(row in known for row in rows)) > COPIES * len(rows) and len({*rows}) > FULL * len(rows):
             yield Finding("warning", "copies", name, both, f"{both} rows are copies of some in an earlier split")
         known.update(rows)
-        for k, part in enumerate((*inputs.numbers, *inputs.plain) if inputs and name == "train" else ()):
-            if part.other and (n := int(one.inputs[:, k].sum())) > HALF * len(rows):
+        features = (*inputs.numbers, *inputs.plain) if inputs and name == "train" else ()
+        for k, part in enumerate(features):
+            own = [place for place, other in enumerate(features) if other.column == part.column and other.values]
+            strange = one.inputs[:, k] * (one.inputs[:, own].sum(1) == 1)  # of a list of codes none is known
+            if part.other and (n := int(strange.sum())) > HALF * len(rows):
                 said = f"{part.column}: {n} rows have none of {', '.join(map(str, part.values[:8]))}"
                 yield Finding("warning", "levels", name, n, f"{said}: are the codes the same?")
 

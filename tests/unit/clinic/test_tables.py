@@ -232,7 +232,7 @@ def test_a_text_of_utf_16_that_is_cut_is_one_line(tmp_path):
         read_columns(written(tmp_path / "t.csv", whole[:-1]))
 
 
-@each("name", ["x.h5", "x.mat", "x.svs", "x.hea", "x.npy", "x.csv.gz", "x.ods", "x.TIFF"])
+@each("name", ["x.h5", "x.mat", "x.svs", "x.hea", "x.npy", "x.csv.gz", "x.ods", "x.BMP"])
 def test_other_formats_are_refused_by_their_names_and_say_what_to_convert_to(name, tmp_path):
     (tmp_path / name).write_bytes(b"\x89HDF\r\n")
     for read in (read_columns, Reader(16, 1).image):

@@ -33,8 +33,12 @@ def test_the_grid_does_not_depend_on_how_axes_are_stored(tmp_path, volume, axes)
         write(tmp_path / "b.nii", *turned(image, affine, axes)),
         write(tmp_path / "n.nii.gz", *turned(mask, affine, axes)),
     )
-    theirs = READER(other)
-    for mine, its in zip(ours, theirs):
+    third = Item(
+        write(tmp_path / "c.nrrd", *turned(image, affine, axes)),
+        write(tmp_path / "c.seg.nrrd", *turned(mask, affine, axes), encoding="raw", endian="big"),
+    )
+    for mine, its, nrrd in zip(ours, READER(other), READER(third), strict=True):
+        assert torch.equal(mine, nrrd)
         assert mine.shape == (1, 32, 32, 32) and mine.dtype == torch.uint8 and torch.equal(mine, its)
     assert ours[1].max() == 1 and ours[0][ours[1] == 1].float().mean() > 200 > 100 > ours[0].float().mean()
 

@@ -8,7 +8,8 @@
 "label" is a class's number or name (classification), the path of a mask (segmentation), or what the kind of the task
 reads (``TaskKind.lists``); an entry without one is left out, and counted.
 {"image": "volume.nii.gz", "frame": 3, ...} is one slice of a file of several, counted from 0; in a
-mask that holds several, too, it is the same one. Paths are relative to the data root and must stay inside it. Further
+mask that holds several, too, it is the same one. {"image": ["t1.nii.gz", "t2.nii.gz"], ...} are contrasts of one place,
+which become channels in this order. Paths are relative to the data root and must stay inside it. Further
 keys are attributes. The Decathlon's own ``dataset.json`` is read too: its "test" is a list of paths without labels.
 For tables there is one file: see ``tabular``.
 """
@@ -60,12 +61,30 @@ class Frame:
         return f"{self.path.name}[{self.number}]"
 
 
-def file_of(source: Path | Frame) -> Path:
-    return source.path if isinstance(source, Frame) else source
+MOST_CONTRASTS = 8
 
 
-Source = Path | Frame | np.ndarray
-"""Where an image is: a file of one slice, one slice of a file, or in memory, uint8 (H, W) or (H, W, 3)."""
+@dataclass(frozen=True)
+class Contrasts:
+    """One slice in several contrasts, such as T1, T2 and FLAIR, in the order of the channels that they become."""
+
+    parts: tuple[Path | Frame, ...]
+
+    @property
+    def name(self) -> str:
+        """The first file's."""
+        return self.parts[0].name
+
+
+Files = Path | Frame | Contrasts
+Source = Files | np.ndarray
+"""Where an image is: a file of one slice, one slice of a file, contrasts, or in memory, uint8 (H, W) or (H, W, 3)."""
+
+
+def file_of(source: Files) -> Path:
+    """The file, of contrasts the first."""
+    first = source.parts[0] if isinstance(source, Contrasts) else source
+    return first.path if isinstance(first, Frame) else first
 
 
 @dataclass(frozen=True)
@@ -157,11 +176,15 @@ def _item(
         if told is None:
             raise DataError(NO_LABEL, f"{where}: has no label")
     attributes = {k: str(v) for k, v in entry.items() if k not in ("image", "label", FRAME)}
-    path = inside(root, entry["image"], f"{where}: image", links)
+    images = entry["image"] if isinstance(entry["image"], list) else [entry["image"]]
+    if not 0 < len(images) <= MOST_CONTRASTS:
+        raise DataError("entry", f"{where}: image: expected 1 to {MOST_CONTRASTS} contrasts, got {len(images)}")
+    paths = [inside(root, one, f"{where}: image", links) for one in images]
     number = entry.get(FRAME)
     if number is not None and (type(number) is not int or number < 0):
         raise DataError("entry", f"{where}: {FRAME}: expected a whole number from 0, got {shown(number)}")
-    return Item(path if number is None else Frame(path, number), told, attributes)
+    sources = [path if number is None else Frame(path, number) for path in paths]
+    return Item(Contrasts(tuple(sources)) if isinstance(entry["image"], list) else sources[0], told, attributes)
 
 
 def _class(given: Any, classes: Sequence[str], where: str) -> int:

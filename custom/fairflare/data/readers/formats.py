@@ -15,11 +15,9 @@ UNREAD: dict[str, tuple[str, str]] = {
     **dict.fromkeys((".npy", ".npz"), ("NumPy", f"{PICTURE}, {VOLUME} or {TABLE}")),
     **dict.fromkeys((".svs", ".ndpi", ".mrxs", ".scn", ".bif", ".vms"), ("a whole slide", f"tiles as {PICTURE}")),
     **dict.fromkeys((".hea", ".edf", ".bdf"), ("WFDB or EDF, a recorded signal", f"a row of features each, {TABLE}")),
-    **dict.fromkeys(
-        (".tif", ".tiff", ".bmp", ".gif", ".webp", ".jp2", ".heic"), ("a picture of another kind", PICTURE)
-    ),
+    **dict.fromkeys((".bmp", ".gif", ".webp", ".jp2", ".heic"), ("a picture of another kind", PICTURE)),
     **dict.fromkeys((".img", ".hdr", ".mgz"), ("another volume format", VOLUME)),
-    **dict.fromkeys((".mha", ".mhd", ".nrrd"), ("MetaImage or NRRD", f"{VOLUME}: {SIMPLE_ITK}")),
+    **dict.fromkeys((".mha", ".mhd", ".nhdr"), ("MetaImage, or NRRD in two files", f"{VOLUME}: {SIMPLE_ITK}")),
     **dict.fromkeys((".dcm.gz", ".csv.gz", ".zip"), ("packed", "unpacked files")),
     **dict.fromkeys((".ods", ".rds"), ("a table of LibreOffice or R", TABLE)),
 }

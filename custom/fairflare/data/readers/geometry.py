@@ -4,18 +4,24 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import Any, Literal
 
 import numpy as np
 
 from fairflare.data.readers import dicom, nifti
-from fairflare.data.readers.datalist import Frame
+from fairflare.data.readers.datalist import MOST_CONTRASTS, Contrasts, Files, Frame
+from fairflare.data.readers.limits import check
+from fairflare.data.readers.stored import guarded
 
 NIFTI = (".nii", ".nii.gz")
-NATURAL = (".png", ".jpg", ".jpeg")
+VOLUMES = (*NIFTI, nifti.NRRD)
+FLAT, TIFF = (".png", ".jpg", ".jpeg"), (".tif", ".tiff")
+"""Pictures of one slice, and such as may have several pages."""
+NATURAL = (*FLAT, *TIFF)
 ORIENTATION = 0x0112
 """EXIF's tag; from 5 on rows are columns."""
 Form = Literal["picture", "nifti", "dicom"]
@@ -50,12 +56,12 @@ def suffix_of(path: Path) -> str:
 def form_of(path: Path) -> Form:
     """How a file is to be read: by its suffix, and every other name as DICOM, which archives name by numbers."""
     suffix = suffix_of(path)
-    return "picture" if suffix in NATURAL else "nifti" if suffix in NIFTI else "dicom"
+    return "picture" if suffix in NATURAL else "nifti" if suffix in VOLUMES else "dicom"
 
 
 def looks_like_image(path: Path) -> bool:
     """Whether a file is one that is read: by its suffix; with any other name where it is DICOM that holds an image."""
-    if suffix_of(path) in (*NATURAL, *NIFTI, *dicom.SUFFIXES):
+    if suffix_of(path) in IMAGES:
         return True
     if path.name.upper() == dicom.DIRECTORY or not dicom.is_dicom(path):
         return False
@@ -65,12 +71,22 @@ def looks_like_image(path: Path) -> bool:
 def frames(path: Path) -> int:
     """How many 2D slices a file holds, from its header; raises DataError where that cannot be read.
 
-    Frames of DICOM, or places on the last axis of NIfTI; 1 for pictures.
+    Frames of DICOM, places on the last axis of NIfTI, or pages of TIFF; 1 for other pictures.
     """
     form = form_of(path)
     if form == "picture":
-        return 1
+        return pages(path) if suffix_of(path) in TIFF else 1
     return nifti.opened(path).frames if form == "nifti" else dicom.frames_in(dicom.header(path))
+
+
+def pages(path: Path) -> int:
+    """Of a TIFF file, from its headers; DataError where they cannot be read or are too many."""
+    from PIL import Image
+
+    with guarded(path), Image.open(path) as file:
+        n = int(getattr(file, "n_frames", 1))
+    check(path.name, frames=n)
+    return n
 
 
 def slices_of(path: Path) -> list[Path | Frame]:
@@ -82,20 +98,24 @@ def slices_of(path: Path) -> list[Path | Frame]:
     return [path] if n == 1 else [Frame(path, k) for k in range(n)]
 
 
-def geometry_of(source: Path | Frame) -> Geometry | None:
-    """What the header says; None where it cannot be read. No pixels are decoded."""
+def geometry_of(source: Files) -> Geometry | None:
+    """What the header says, of contrasts the first one's; None where it cannot be read. No pixels are decoded."""
+    if isinstance(source, Contrasts):
+        first = geometry_of(source.parts[0])
+        return first and replace(first, channels=len(source.parts))
     path, k = (source.path, source.number) if isinstance(source, Frame) else (source, 0)
     try:
         form = form_of(path)
-        return _nifti(path, k) if form == "nifti" else _dicom(path, k) if form == "dicom" else _picture(path)
+        return _nifti(path, k) if form == "nifti" else _dicom(path, k) if form == "dicom" else _picture(path, k)
     except Exception:  # decoders raise whatever their libraries do; who reads the pixels says what is wrong
         return None
 
 
-def _picture(path: Path) -> Geometry:
+def _picture(path: Path, k: int) -> Geometry:
     from PIL import Image
 
     with Image.open(path) as file:
+        file.seek(k)
         width, height = file.size if file.getexif().get(ORIENTATION, 1) < 5 else file.size[::-1]
         return Geometry(height, width, len(file.getbands()), shape=(height, width))
 
@@ -141,7 +161,7 @@ def _dicom_affine(file: Any, k: int) -> np.ndarray | None:
     return np.asarray(np.diag([-1.0, -1.0, 1.0, 1.0]) @ affine)
 
 
-IMAGES = (*NATURAL, *NIFTI, *dicom.SUFFIXES)
+IMAGES = (*NATURAL, *VOLUMES, *dicom.SUFFIXES)
 """Suffixes of images that are read."""
 MASK_WORDS = """mask masks label labels labelstr labelsts labelsval seg segs segmentation segmentations gt groundtruth
     ground_truth annotation annotations"""
@@ -153,6 +173,33 @@ WORDS = r"(masks?|segs?|segmentations?|labels?|gt|groundtruth|annotations?)"
 AFTER = re.compile(rf"(.+?)[_\-. ]{WORDS}(?:[_\-. ]?\d+)?", re.IGNORECASE)
 BEFORE = re.compile(r"(masks?|segs?|segmentations?|gt)[_\-. ](.+)", re.IGNORECASE)
 IMAGE_AFTER = re.compile(r"(.+?)([_\-. ](image|img)|_0000)", re.IGNORECASE)
+
+
+CONTRAST = re.compile(
+    r"(.+?)[_\-. ](\d{4}|(?:ce|post|pre)?t[12](?:w|c|ce|gd|post|star)?|flair|pdw?|adc|dwi|swi|[tb]\d{3,4}|asl)",
+    re.IGNORECASE,
+)
+"""A file's name without its suffix that ends with a contrast: of MR, or nnU-Net's number of the channel."""
+ALIKE = 0.9
+"""Share of the images with the same contrasts from which on these are channels."""
+
+
+def contrasts_in(images: Sequence[str]) -> tuple[dict[str, list[str]], list[str]]:
+    """First contrast -> all contrasts of the same image, in one order; and files of images that lack one.
+
+    Both are empty unless nearly all images have the same two contrasts or more.
+    """
+    groups: dict[str, dict[str, str]] = {}
+    for path in images:
+        match = CONTRAST.fullmatch(stem(path))
+        if match and (not match[2].isdigit() or PurePosixPath(path).parent.name.lower() in IMAGE_FOLDERS):
+            groups.setdefault(f"{PurePosixPath(path).parent}/{match[1]}", {})[match[2].lower()] = path
+    sets = Counter(tuple(sorted(own)) for own in groups.values())
+    usual, n = sets.most_common(1)[0] if sets else ((), 0)
+    if not 2 <= len(usual) <= MOST_CONTRASTS or n < ALIKE * len(groups) or n * len(usual) < ALIKE * len(images):
+        return {}, []
+    whole = [[own[name] for name in usual] for own in groups.values() if tuple(sorted(own)) == usual]
+    return {own[0]: own for own in whole}, sorted({*images} - {path for own in whole for path in own})
 
 
 def is_mask(path: str) -> bool:
@@ -169,21 +216,22 @@ def folders_of(path: str) -> tuple[str, ...]:
     return tuple(folder for folder in folders if folder.lower() not in FOLDERS | IMAGE_FOLDERS)
 
 
-def pairs(images: Sequence[str]) -> tuple[dict[str, str], list[str]]:
+def pairs(images: Sequence[str], contrasts: bool = False) -> tuple[dict[str, str], list[str]]:
     """Image -> its mask, "" where it has none; and masks without an image, or with one that has another.
 
-    A mask has its image's name, with a word such as "_mask" or in a folder such as "masks".
+    A mask has its image's name, with a word such as "_mask" or in a folder such as "masks"; where images are the first
+    of several ``contrasts``, their name without the contrast.
     """
     masks = {_key(path): path for path in reversed(images) if is_mask(path)}
-    found = {path: masks.get(_key(path), "") for path in images if not is_mask(path)}
+    found = {path: masks.get(_key(path, contrasts), "") for path in images if not is_mask(path)}
     return found, sorted({path for path in images if is_mask(path)} - set(found.values()))
 
 
-def _key(path: str) -> tuple[tuple[str, ...], str]:
-    name = stem(path)
-    for pattern, group in ((AFTER, 1), (BEFORE, 2), (IMAGE_AFTER, 1)):
+def _key(path: str, contrasts: bool = False) -> tuple[tuple[str, ...], str]:
+    name, of_images = stem(path), (CONTRAST if contrasts else IMAGE_AFTER, IMAGE_AFTER)
+    for pattern, group in ((AFTER, 1), (BEFORE, 2), *((one, 1) for one in of_images)):
         match = pattern.fullmatch(name)
-        if match and (pattern is IMAGE_AFTER or is_mask(path)):
+        if match and (pattern in of_images or is_mask(path)):
             name = match[group]
             break
     return folders_of(path), name.lower()

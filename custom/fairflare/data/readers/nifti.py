@@ -1,18 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Slices of NIfTI files, read alone and not before the header has been found to be one that can be."""
+"""Slices of NIfTI and NRRD files, read alone and not before the header has been found to be one that can be."""
 
 from __future__ import annotations
 
 import gzip
 import io
 import math
-from functools import cache
+import zlib
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any, BinaryIO, Literal, NamedTuple
 
 import numpy as np
 
 from fairflare.core.errors import DataError
+from fairflare.core.validation import shown
 from fairflare.data.readers import stored
 from fairflare.data.readers.limits import check
 
@@ -22,6 +24,17 @@ MOST_HEADER = 2**24
 """Bytes before the first voxel, extensions with them."""
 MOST_PACKED = 1032
 """Times that deflate can shrink."""
+NRRD, MOST_TEXT = ".nrrd", 2**20
+"""Ending of the name; bytes of such a file's header."""
+TO_RAS = {
+    "left-posterior-superior": (-1, -1, 1),
+    "right-anterior-superior": (1, 1, 1),
+    "left-anterior-superior": (-1, 1, 1),
+}
+"""Space of an NRRD file -> signs of its axes; "LPS" and the like are short for them."""
+GZIP = 16 + zlib.MAX_WBITS
+ITEM = 8
+"""Bytes of the largest number in an NRRD file."""
 
 
 class Checked(NamedTuple):
@@ -37,6 +50,8 @@ class Checked(NamedTuple):
 def checked(path: Path) -> Any:
     """nibabel's image, of which no voxel has been read; DataError "unreadable" where its header cannot be."""
     with stored.guarded(path):
+        if path.suffix.lower() == NRRD:
+            return _nrrd(path)
         _check(path)
         return _nibabel().load(path)
 
@@ -80,8 +95,8 @@ def read(path: Path, frame: int | None = None, *, window: str = "") -> stored.St
     low, high = (float(found.image.header[name]) for name in ("cal_min", "cal_max"))
     if not (math.isfinite(low) and math.isfinite(high) and low < high):
         raise stored.unreadable(path, "window=file, and its header has none: no cal_min below cal_max")
-    shown = np.clip((values.astype(np.float64) - low) / (high - low), 0, 1) * 255
-    return stored.Stored(shown.astype(np.float32), natural=True)
+    scaled = np.clip((values.astype(np.float64) - low) / (high - low), 0, 1) * 255
+    return stored.Stored(scaled.astype(np.float32), natural=True)
 
 
 def _check(path: Path) -> None:
@@ -127,6 +142,96 @@ def _check_extensions(head: Any, file: BinaryIO | gzip.GzipFile, start: int) -> 
         if not 16 <= length <= end - start:
             raise stored.WrongHeaderError(f"a header extension of {length} bytes where {end - start} are left")
         start += length
+
+
+def _nrrd(path: Path) -> Any:
+    """An NRRD file as an image of nibabel."""
+    head, start = _nrrd_header(path)
+    space, directions = str(head.get("space", "")).lower(), np.asarray(head.get("space directions", ()), dtype=float)
+    short = {"".join(word[0] for word in name.split("-")): name for name in TO_RAS}
+    signs = TO_RAS.get(short.get(space, space), ())
+    placed, affine = bool(signs) and directions.shape == (3, 3), np.eye(4)
+    if placed:
+        origin = np.asarray(head.get("space origin", np.zeros(3)), dtype=float)
+        affine[:3] = np.diag(signs) @ np.column_stack((directions.T, origin))
+    else:
+        edges = np.asarray(head.get("spacings", ()), dtype=float)[:3]
+        affine[range(len(edges)), range(len(edges))] = edges
+    image = _nibabel().Nifti1Image(_Voxels(path, tuple(map(int, head["sizes"])), start), affine)
+    for kind in ("sform_code", "qform_code") if not placed else ():
+        image.header[kind] = 0
+    return image
+
+
+def _nrrd_header(path: Path) -> tuple[dict[str, Any], int]:
+    """What pynrrd reads of it, checked; and where the voxels begin."""
+    import nrrd
+
+    with path.open("rb") as file:
+        text = file.read(MOST_TEXT)
+    ends = [place + len(end) for end in (b"\n\n", b"\r\n\r\n") if (place := text.find(end)) >= 0]
+    if not ends:
+        raise stored.WrongHeaderError("no end of its header")
+    head = nrrd.read_header(io.BytesIO(text[: min(ends)]))
+    sizes, kinds = [int(n) for n in head["sizes"]], {*map(str, head.get("kinds", ()))}
+    if len(sizes) > 3 or not kinds <= {"domain", "space", "none", "???"}:
+        segments = "; overlapping segments of 3D Slicer: export them as a labelmap" if "list" in kinds else ""
+        raise stored.WrongHeaderError(
+            f"{len(sizes)} axes of {shown(', '.join(sorted(kinds)))}; expected axes in space{segments}"
+        )
+    if not sizes or min(sizes) < 1:
+        raise stored.WrongHeaderError(f"a header of {'x'.join(map(str, sizes)) or 'no'} voxels")
+    odd = [one for one in ("data file", "datafile", "line skip", "lineskip", "byte skip", "byteskip") if head.get(one)]
+    if odd or head.get("encoding") not in ("raw", "gzip", "gz"):
+        what = odd[0] if odd else shown(head.get("encoding"))
+        raise stored.WrongHeaderError(f"{what}; expected one file, raw or gzip")
+    check(path.name, voxels=(told := math.prod(sizes)) * ITEM)
+    held = (path.stat().st_size - min(ends)) * (1 if head["encoding"] == "raw" else MOST_PACKED)
+    if told > held:
+        raise stored.WrongHeaderError(f"{'x'.join(map(str, sizes))} voxels, and the file can hold {held} bytes")
+    return dict(head), min(ends)
+
+
+def segments_in(path: Path) -> dict[int, str]:
+    """Voxel value -> structure, as 3D Slicer writes them into an NRRD file; {} of any other file."""
+    if path.suffix.lower() != NRRD:
+        return {}
+    with stored.guarded(path):
+        head, _ = _nrrd_header(path)
+        keys = [key.removesuffix("_LabelValue") for key in head if key.endswith("_LabelValue")]
+        return {int(head[f"{key}_LabelValue"]): str(head.get(f"{key}_Name", key)).replace(",", " ") for key in keys}
+
+
+class _Voxels:
+    """The voxels of an NRRD file for nibabel, which asks for them when they are needed."""
+
+    is_proxy, dtype = True, np.dtype(np.float64)
+
+    def __init__(self, path: Path, shape: tuple[int, ...], start: int) -> None:
+        self.path, self.shape, self.ndim, self.start = path, shape, len(shape), start
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        found = _nrrd_voxels(self.path, self.start, self.path.stat().st_mtime_ns)
+        return found if dtype is None else found.astype(dtype)
+
+    def __getitem__(self, place: Any) -> Any:
+        return np.asarray(self)[place]
+
+
+@lru_cache(maxsize=1)
+def _nrrd_voxels(path: Path, start: int, written: int) -> np.ndarray:
+    """All voxels, of which no more are unpacked than the header says; kept, as slices are asked for one by one."""
+    import nrrd
+
+    head, _ = _nrrd_header(path)
+    with path.open("rb") as file:
+        file.seek(start)
+        most = math.prod(map(int, head["sizes"])) * ITEM
+        packed = head["encoding"] != "raw"
+        content = zlib.decompressobj(GZIP).decompress(file.read(), most) if packed else file.read(most)
+    found = np.asarray(nrrd.read_data({**head, "encoding": "raw"}, io.BytesIO(content)))
+    found.flags.writeable = False
+    return found
 
 
 @cache

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Images and masks from files, one 2D slice each: PNG, JPEG, NIfTI and DICOM."""
+"""Images and masks from files, one 2D slice each: PNG, JPEG, TIFF, NIfTI, NRRD and DICOM."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from torch.nn import functional as F
 
 from fairflare.core.errors import DataError
 from fairflare.data.readers import dicom, nifti
-from fairflare.data.readers.datalist import Frame, Item, Source, file_of
+from fairflare.data.readers.datalist import Contrasts, Files, Frame, Item, Source, file_of
 from fairflare.data.readers.geometry import Geometry, form_of, frames, geometry_of
 from fairflare.data.readers.limits import check
-from fairflare.data.readers.stored import HIGH, LOW, Stored, finite, unreadable
+from fairflare.data.readers.stored import HIGH, LOW, Stored, chosen_frame, finite, unreadable
 
 COLOUR = 0.02
 """Difference of channels on [0, 1] from which an image has colours; JPEG leaves less in a grey one."""
@@ -40,7 +40,7 @@ class Reader:
 
     Args:
         size: edge in pixels; images are resampled bilinearly with antialiasing, masks to the nearest pixel.
-        channels: 1 or 3: a grey image is repeated, colours become grey by their mean.
+        channels: 1 or 3: a grey image is repeated, colours become grey by their mean; or the number of contrasts.
         values: structure -> the pixel values that belong to it in a mask file; structures may share values (a cup lies
             in its disc). None: an item's label is its class.
         background: pixel values of no structure.
@@ -88,12 +88,14 @@ class Reader:
         """uint8 (structures, size, size) of 0 and 1."""
         return self._mask(_slice(source, mask=True).pixels[0], name_of(source))
 
-    def geometry(self, source: Path | Frame) -> Geometry | None:
+    def geometry(self, source: Files) -> Geometry | None:
         """What a file's header says; None where it cannot be read."""
         return geometry_of(source)
 
     def _image(self, found: Stored) -> Tensor:
         image = torch.from_numpy(found.scaled(self.window)).float()
+        if len(image) != self.channels and {len(image), self.channels} - {1, 3}:
+            raise DataError("shape", f"expected an image of {self.channels} contrasts or channels, got {len(image)}")
         if len(image) != self.channels:
             image = image.mean(0, keepdim=True).expand(self.channels, -1, -1)
         if image.shape[1:] != self.shape:
@@ -121,7 +123,7 @@ class Looked:
         width: in pixels.
         spacing: edge of a pixel in mm, None where the file has none.
         coloured: whether its channels differ.
-        mean: of each of three channels on [0, 1], as a reader scales them.
+        mean: of each of three channels, or of each contrast, on [0, 1], as a reader scales them.
         square: mean of their squares.
         grey_square: the same of the channels' mean.
         quantiles: of its values, evenly spaced from the lowest to the highest; () where they lie on 0 to 255 or are
@@ -149,7 +151,8 @@ def looked_at(source: Source, window: str = "") -> Looked:
     """What the image ``source`` is like, scaled by ``window``; raises DataError where it cannot be read."""
     found = _slice(source, window)
     pixels = found.scaled(window) / 255
-    pixels = pixels if len(pixels) == 3 else pixels.mean(0, keepdims=True).repeat(3, axis=0)
+    several = isinstance(source, Contrasts)
+    pixels = pixels if len(pixels) == 3 or several else pixels.mean(0, keepdims=True).repeat(3, axis=0)
     mean, square = (part.mean((1, 2), dtype=np.float64) for part in (pixels, pixels**2))
     free = not found.natural and not window and isinstance(source, (Path, Frame))
     quantiles = np.quantile(found.pixels.astype(np.float64), np.linspace(0, 1, POINTS)) if free else np.empty(0)
@@ -157,7 +160,7 @@ def looked_at(source: Source, window: str = "") -> Looked:
         height=pixels.shape[1],
         width=pixels.shape[2],
         spacing=_spacing(source),
-        coloured=bool(np.abs(pixels - pixels[:1]).max() > COLOUR),
+        coloured=several or bool(np.abs(pixels - pixels[:1]).max() > COLOUR),
         mean=tuple(map(float, mean)),
         square=tuple(map(float, square)),
         grey_square=float((pixels.mean(0) ** 2).mean(dtype=np.float64)),
@@ -187,23 +190,38 @@ def _slice(source: Source, window: str = "", *, mask: bool = False) -> Stored:
     if isinstance(source, np.ndarray):
         found = np.moveaxis(source, -1, 0) if source.ndim == 3 else source[None]
         return _natural(found.astype(np.float32))
+    if isinstance(source, Contrasts):
+        return _contrasts(source, window)
     path, k = (source.path, source.number) if isinstance(source, Frame) else (source, None)
     form = form_of(path)
     if form == "dicom":
         return dicom.read(path, k, window=window, mask=mask)
     if form == "nifti":
         return nifti.read(path, k, window="" if mask else window)
-    if k:
-        raise DataError("not_2d", f"{path.name}: expected frame 0 of a picture, got {k}")
-    return _picture_of(path, mask)
+    return _picture_of(path, mask, chosen_frame(path, k, frames(path)))
 
 
-def _picture_of(path: Path, mask: bool) -> Stored:
-    """A PNG or JPEG, upright as its EXIF says; a palette's numbers are colours, but in a mask its structures."""
+def _contrasts(source: Contrasts, window: str) -> Stored:
+    """Each contrast scaled by itself, colours as grey; DataError "shape" where they do not lie on the same pixels."""
+    found = [_slice(one, window).scaled(window).mean(0, keepdims=True) for one in source.parts]
+    for one, pixels in zip(source.parts, found, strict=True):
+        if pixels.shape != found[0].shape or _lies_elsewhere(source.parts[0], one):
+            shapes = " and ".join("x".join(map(str, part.shape[1:])) for part in (found[0], pixels))
+            text = f"expected contrasts on the same pixels, got {shapes}, turned or elsewhere"
+            raise DataError("shape", f"{source.name} and {one.name}: {text}")
+    return Stored(np.concatenate(found).astype(np.float32), natural=True)
+
+
+def _picture_of(path: Path, mask: bool, page: int) -> Stored:
+    """A PNG, a JPEG or a page of a TIFF, upright as its EXIF says.
+
+    A palette's numbers are colours, but in a mask its structures.
+    """
     from PIL import Image, ImageOps
 
     try:
         with Image.open(path) as file:
+            file.seek(page)
             check(path.name, pixels=file.width * file.height * len(file.getbands()))
             mode, found = file.mode, file
             with contextlib.suppress(Exception):  # EXIF that cannot be read

@@ -39,6 +39,7 @@ class Feature:
         no: words, in small letters, that stand for 0 as ``values`` do for 1; any other word is refused.
         since: the cell is a date, and so is this column's: the days from that one to it.
         limits: lowest and highest number; one beyond them counts as the nearer. Empty: there are none.
+        separator: what stands between the codes of a cell, of which any may be one of ``values``. Empty: a cell is one.
     """
 
     column: str
@@ -49,6 +50,7 @@ class Feature:
     no: tuple[str, ...] = ()
     since: str = ""
     limits: tuple[float, ...] = ()
+    separator: str = ""
 
     @property
     def words(self) -> str:
@@ -78,11 +80,13 @@ class Feature:
     def of(self, arrays: Arrays) -> np.ndarray:
         """float64 (N,), nan where a number is missing."""
         cells = arrays[self.column]
+        if self.separator:
+            return self._of_lists(cells)
         if self.other:
             return (~np.isin(cells, self.values) & (cells != "")).astype(np.float64)
         if self.values:
             return np.isin(cells, self.values).astype(np.float64)
-        if cells.dtype.kind == "U":
+        if cells.dtype.kind in "UO":
             return (cells == "").astype(np.float64)
         if self.since:
             cells = cells - arrays[self.since]
@@ -91,6 +95,13 @@ class Feature:
         if self.limits:
             cells = cells.clip(self.limits[0], self.limits[1])
         return np.isnan(cells).astype(np.float64) if self.missing else cells
+
+    def _of_lists(self, cells: np.ndarray) -> np.ndarray:
+        """1 where one of a cell's codes is among ``values``, or with ``other`` where one is not."""
+        place = {text: k for k, text in enumerate(dict.fromkeys(cells))}
+        lists, values = [{*parts(text, self.separator)} for text in place], {*self.values}
+        hits = np.array([bool(one - values if self.other else one & values) for one in lists], dtype=np.float64)
+        return hits[[place[text] for text in cells]]
 
 
 def stacked(features: Sequence[Feature], arrays: Arrays, n: int) -> np.ndarray:
@@ -103,6 +114,7 @@ def parsed(file: str, columns: Columns, features: Sequence[Feature], gaps: Seque
     text = {one.column for one in features if one.is_text}
     words = {one.column: {*one.values, *one.no} for one in features if one.no}
     levels = {one.column: set(one.values) for one in features if one.other}
+    lists = {one.column for one in features if one.separator}
     dates = {name for one in features if one.since for name in one.columns}
     found = {}
     for name in dict.fromkeys(name for one in features for name in one.columns):
@@ -110,6 +122,8 @@ def parsed(file: str, columns: Columns, features: Sequence[Feature], gaps: Seque
         cells = ["" if codes and plain(cell) in codes else cell for cell in columns[name]]
         if name in words:
             found[name] = as_words(file, name, ["" if cell in gaps else cell.lower() for cell in cells], words[name])
+        elif name in lists:
+            found[name] = np.array(["" if cell in gaps else cell for cell in cells], dtype=object)
         elif name in levels:
             cells = [plain(cell)[: LONGEST_VALUE + 1] for cell in cells]
             found[name] = np.array(["" if cell in gaps and cell not in levels[name] else cell for cell in cells], "U")
@@ -140,6 +154,12 @@ def gaps_of(name: str, gaps: Collection[str]) -> set[str]:
 def plain(cell: str) -> str:
     """ "1.0" as "1", as codes are written."""
     return cell[:-2] if WHOLE.fullmatch(cell) else cell
+
+
+def parts(cell: str, separator: str) -> list[str]:
+    """The different codes of a cell, in its order; without a ``separator`` the cell itself. No empty ones."""
+    found = (plain(one.strip())[: LONGEST_VALUE + 1] for one in (cell.split(separator) if separator else [cell]))
+    return list(dict.fromkeys(filter(None, found)))
 
 
 def as_words(file: str, name: str, cells: Sequence[str], known: Collection[float | str]) -> np.ndarray:

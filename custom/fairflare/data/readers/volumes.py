@@ -135,7 +135,7 @@ def read(source: Source, *, mask: bool = False) -> Volume:
             size that can be; "series" where slices do not make up one volume.
     """
     if not isinstance(source, Path):
-        raise DataError("entry", f"{name_of(source)}: expected a volume's file, got one slice")
+        raise DataError("entry", f"{name_of(source)}: expected a volume's file, got a slice or contrasts")
     form = form_of(source)
     if form == "picture":
         raise DataError("not_3d", f"{source.name}: expected a volume (NIfTI, or a DICOM series), got a picture")

@@ -15,7 +15,15 @@ import torch
 from fairflare.core.errors import UserError
 from fairflare.core.validation import Names
 from fairflare.data.inputs import ImageInputs
-from fairflare.data.readers.datalist import PATIENTS, Item, Source, attribute_columns, patients_of, read_datalist
+from fairflare.data.readers.datalist import (
+    MOST_CONTRASTS,
+    PATIENTS,
+    Item,
+    Source,
+    attribute_columns,
+    patients_of,
+    read_datalist,
+)
 from fairflare.data.readers.files import FileSplit, Room
 from fairflare.data.readers.pictures import Looked, Reader, looked_at
 from fairflare.data.readers.stored import ends_of
@@ -160,7 +168,7 @@ class OwnImages(OwnFiles):
         window: what values without a natural range (DICOM, NIfTI) are scaled by: "CENTRE,WIDTH" in the files' own units
             (Hounsfield units for CT), "file" (each file's own window) or "percentiles" (of each image); empty:
             -1000 to 1000 for Hounsfield units, else percentiles.
-        channels: 1 (grey) or 3.
+        channels: 1 (grey), 3 (colours), or the number of contrasts.
         augment: random rotation, shift and flip of training images.
     """
 
@@ -201,6 +209,6 @@ class OwnImages(OwnFiles):
     def _check_images(self, fewest: int) -> None:
         self._check_own(fewest)
         expect("size", SMALLEST <= self.size <= 1024, f"{SMALLEST}..1024", self.size)
-        expect("channels", self.channels in (1, 3), "1 or 3", self.channels)
+        expect("channels", 1 <= self.channels <= MOST_CONTRASTS, f"1 to {MOST_CONTRASTS}", self.channels)
         ends_of(self.window)  # raises where it cannot be read
         self.scaling()

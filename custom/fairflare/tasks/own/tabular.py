@@ -5,10 +5,10 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -21,7 +21,7 @@ from fairflare.core.validation import Names, Text, shown, some
 from fairflare.data import table_columns
 from fairflare.data.inputs import Scaling, TableInputs
 from fairflare.data.readers.datalist import PATIENTS, patients_of
-from fairflare.data.readers.table_features import check_cells, gaps_of
+from fairflare.data.readers.table_features import check_cells
 from fairflare.data.readers.tables import MISSING, SUFFIXES, read_table
 from fairflare.data.site_config import SiteConfig
 from fairflare.data.table_columns import Column, TableFingerprint, by_range, features_of, open_levels
@@ -29,6 +29,9 @@ from fairflare.data.tensors import Split, TensorData
 from fairflare.networks import own as own_network
 from fairflare.tasks.base import OPEN_SPLIT, Preset, expect
 from fairflare.tasks.kinds.own import OwnData, OwnGrades
+
+if TYPE_CHECKING:
+    import pandas
 
 SPLIT = "split"
 SPLITS = ("train", "val", "test")
@@ -58,7 +61,8 @@ class Tabular(OwnData):
         columns: JSON: column -> how it is read, for features that are no plain numbers: {"kind": "category", "levels":
             [...]}, {"kind": "yes_no", "yes": [...], "no": [...]}, {"kind": "days", "since": "date column"} or {"kind":
             "number"}, each with "missing": true for a feature that says that the cell is empty, and "codes": ["999"],
-            cells that count as empty. A run fills in levels. Numbers and days may have "range": [lowest, highest].
+            cells that count as empty. A run fills in levels. Numbers and days may have "range": [lowest, highest], a
+            category "separator": ";" between several codes of a cell.
         scaling: JSON of three lists, "fill", "mean" and "std" of the numbers, in the order of ``features``; "site":
             each site fills gaps with its own training median and scales by its own training mean and spread. Empty:
             what the sites have agreed on; where a task is made without a plan, by the ranges of ``columns`` if all
@@ -144,7 +148,7 @@ class Tabular(OwnData):
             for name, index in rows.items()
         }
         data = TensorData.of(splits, n_classes=self.kind.n_classes(self.classes))
-        data.scaling = scaling
+        data.scaling, data.conversion = scaling, own.conversion
         return data
 
     def table_inputs(self) -> TableInputs | None:
@@ -177,7 +181,7 @@ class Tabular(OwnData):
         table = Path(own.data_root) / own.datalist
         if not table.is_file():
             return 0
-        found = self._converted(read_table(table), table, own)
+        found = converted(read_table(table), table, own, self._gaps())
         there = {*self.outcome_columns} <= {*found.columns}
         return self.kind.known(found, self.outcome_columns).count(False) if there else 0
 
@@ -217,13 +221,15 @@ class Tabular(OwnData):
             raise UserError(f"columns: {lacking!r}: {text}")
         numbers, plain = features_of(self._features(), columns)
         attributes = self.attributes
-        levels = {name: one.levels or () for name, one in columns.items() if one.kind == "category"}
+        levels = {
+            name: one.levels or () for name, one in columns.items() if one.kind == "category" and not one.separator
+        }
         both = {name: tuple(dict.fromkeys((*attributes[name], *levels[name]))) for name in {*attributes} & {*levels}}
         return TableInputs(
             numbers=numbers,
             plain=plain,
             known={**attributes, **levels, **both},
-            gaps=(*GAPS, *table_columns.coded(columns)),
+            gaps=self._gaps(),
             attributes=lambda columns: {name: list(columns[name]) for name in attributes if name in columns},
             fixed=by_range(numbers) if not self.scaling else table_columns.read_scaling(self.scaling, len(numbers)),
         )
@@ -237,7 +243,7 @@ class Tabular(OwnData):
         return table, columns, self._rows(table.name, columns), self._targets(table.name, columns)
 
     def _columns(self, path: Path, own: SiteConfig) -> dict[str, list[str]]:
-        table = self._converted(read_table(path), path, own)
+        table = converted(read_table(path), path, own, self._gaps())
         for name in self.named:
             if name not in table.columns:
                 known = some([name[:100] for name in table.columns], 12)
@@ -248,15 +254,9 @@ class Tabular(OwnData):
             raise DataError("few_examples", text)
         return {name: list(table[name]) for name in table.columns}
 
-    def _converted(self, table: Any, path: Path, own: SiteConfig) -> Any:
-        """``table`` in the federation's units and words, as the site's file says; codes of missing cells stay."""
-        for name in dict.fromkeys((*own.scale, *own.shift, *own.recode)):
-            if name not in table.columns:
-                text = f"table {path.name}: scale, shift, recode: expected a column among {some([*table.columns], 12)}"
-                raise DataError("column", f"{text}, got {shown(name)}")
-            gaps = gaps_of(name, (*GAPS, *table_columns.coded(self._read_columns())))
-            table[name] = own.converted(name, table[name], gaps)
-        return table
+    def _gaps(self) -> tuple[str, ...]:
+        """What stands for a missing value, see ``table_features.gaps_of``."""
+        return (*GAPS, *table_columns.coded(self._read_columns()))
 
     def _rows(self, file: str, columns: dict[str, list[str]]) -> dict[str, np.ndarray]:
         """Split -> row numbers, sorted."""
@@ -299,6 +299,15 @@ class Tabular(OwnData):
         place = {name: k for k, name in enumerate(names)}
         check_cells(file, self.label, [cell in place for cell in cells], some(names, 12), columns)
         return torch.tensor([place[cell] for cell in cells], dtype=torch.int64)
+
+
+def converted(table: pandas.DataFrame, path: Path, own: SiteConfig, gaps: Sequence[str]) -> pandas.DataFrame:
+    """``table`` in the federation's units and words; raises DataError where the site's file names another column."""
+    known = some([*table.columns], 12)
+    if lacking := own.convert(table, gaps):
+        text = f"table {path.name}: scale, shift, recode: expected a column among {known}, got {shown(lacking[0])}"
+        raise DataError("column", text)
+    return table
 
 
 def _whole(file: str, columns: Mapping[str, list[str]], rows: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
