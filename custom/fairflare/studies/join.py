@@ -122,7 +122,7 @@ def asked(
     for config in configs:
         fits = _data(config) == _data(first)
         expected(f"join: {config.method}", fits, f"the data, sites and seed of {first.method}", "others")
-    made = {config.method: dataclasses.replace(config, solo=False, trees=False) for config in configs}
+    made = {config.method: dataclasses.replace(config, solo=False) for config in configs}
     task, design = f"{first.task}:{first.preset}", Design(folds, repeats)
     return Question(tuple(labels), task, design, margin, new_size, first.seed, made=made, shares=shares)
 

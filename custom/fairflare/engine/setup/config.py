@@ -306,8 +306,6 @@ def words(config: RunConfig) -> str:
 
 def with_benefit(config: RunConfig, solo: bool) -> RunConfig:
     """``config`` with the question or without it; raises UserError where no site could answer it."""
-    if config.trees and not solo:
-        raise UserError("trees: expected --solo with it, which reports the benefit of joining")
     return config if solo == config.solo else replace(config, solo=solo)
 
 

@@ -25,7 +25,6 @@ from fairflare.participation import Selector
 from fairflare.privacy.schemes import AUTO, LEAST, MOST_CKKS_Q, NONE, WIDTHS, check_scheme
 from fairflare.probes.base import Probe
 from fairflare.tasks.base import Task
-from fairflare.tasks.kind import TaskKind
 from fairflare.tasks.kinds.own import OwnData
 from fairflare.trainers.base import Trainer
 
@@ -57,9 +56,6 @@ def check_config(config: RunConfig) -> None:
         find(name)
     if config.solo:
         _check_solo(config, made.rule, made.selector, names)
-    if config.trees:  # examples are rows, and their kind says how
-        grows = type(task.kind).trees is not TaskKind.trees and task.table_inputs() is not None
-        expected("trees", grows, f"false: task {task.name} is on no table, or its kind has no trees", True)
     if made.trainer.private or config.site_epsilon:
         _check_budget(config, made.trainer, task)
     if config.site_epsilon:

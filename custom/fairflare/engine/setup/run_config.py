@@ -102,7 +102,6 @@ class RunConfig:
         headline: whose results the report shows first: those of the "final" or of the "best" model.
         solo: whether each site also trains alone, and says how much better the federation's model serves it, see
             ``engine.benefit``.
-        trees: whether ``solo`` holds the model against gradient boosting on each site's own rows, too.
         exchanges: exchanges of plugins that follow the last round, see ``engine.exchanges``.
         score_rounds: whose models are scored on the shared test sets: those of the "last" rounds, or of "all".
         threshold: the risk from which on a patient counts as flagged in the report; None: the task's, .5 mostly.
@@ -164,7 +163,6 @@ class RunConfig:
     best_weight: Annotated[float, Range(0, 1)] = 0.5
     headline: Annotated[str, Text(pattern="final|best", words="final or best")] = "final"
     solo: bool = False
-    trees: bool = False
     exchanges: Annotated[list[Name], Entries(16)] = dataclasses.field(default_factory=list)
     score_rounds: Annotated[str, Text(pattern="last|all", words="last or all")] = "last"
     threshold: Annotated[float, Range(0.001, 0.999)] | None = None
