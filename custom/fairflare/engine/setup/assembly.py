@@ -21,7 +21,7 @@ from fairflare.core.metric import described, finite
 from fairflare.core.schema import Transport
 from fairflare.core.types import PERSONAL, Batch, StateDict
 from fairflare.engine.audit import is_begun
-from fairflare.engine.best import LAST, Beside, Choice, Score
+from fairflare.engine.best import Choice
 from fairflare.engine.clinical import View
 from fairflare.engine.combination import Aggregation, Plain
 from fairflare.engine.evaluation import predict
@@ -29,7 +29,7 @@ from fairflare.engine.exchanges.base import AtServer, named
 from fairflare.engine.exchanges.clinical import view_of
 from fairflare.engine.files import AUDIT, CONFIG, MOST_JSON, json_text, read_bytes, read_json, save_text
 from fairflare.engine.gate import Gate, SumsCheck
-from fairflare.engine.loop import Federation, Observer
+from fairflare.engine.loop import LAST, Federation, Observer, Score
 from fairflare.engine.setup import tasks
 from fairflare.engine.setup.at_site import build_site, draws, leaves, of_run
 from fairflare.engine.setup.config import RunConfig, composed_title, site_of_client
@@ -44,9 +44,6 @@ from fairflare.privacy.schemes import LEAST, NONE
 from fairflare.tasks.base import Task, TestSet
 
 __all__ = ["CONFIG", "Credentials", "build_federation", "build_site", "leaves", "save_config", "site_names"]
-
-BESIDE = {"local": Beside.NOTHING, "sim": Beside.EVALUATION, "flare": Beside.ROUNDS}
-"""Where the federation runs -> what its sites may do while the server scores."""
 
 
 def build_federation(
@@ -97,7 +94,6 @@ def build_federation(
         accept=config.accept,
         score=scorer(parts, config.training.batch_size, threads) if is_scored else None,
         scored_rounds=scored,
-        beside=BESIDE[env],
         selector=parts.selector,
         server_optimizer=parts.server_optimizer,
         trainer=parts.trainer,
@@ -259,7 +255,7 @@ def scorer(parts: Parts, batch_size: int, at_once: int = 1) -> Score:
     networks, found = [parts.network], list[TestSet]()
     tabled = set(task.table_sets().values())
 
-    def score(model: StateDict, final: bool, before_batch: Callable[[], None]) -> dict[str, Any]:
+    def score(model: StateDict, final: bool) -> dict[str, Any]:
         found.extend(() if found else task.test_sets())
         device, wanted = default_device(), [test for test in found if final or test.name in tabled]
         while len(networks) < min(at_once, len(wanted)):
@@ -271,7 +267,7 @@ def scorer(parts: Parts, batch_size: int, at_once: int = 1) -> Score:
         def row(test: TestSet) -> dict[str, Any]:
             network = networks.pop()
             try:
-                metrics = _scored(task, network, shared(partial(test.batches, batch_size)), device, before_batch)
+                metrics = _scored(task, network, shared(partial(test.batches, batch_size)), device)
             finally:
                 networks.append(network)
             return {"corrupted": test.corrupted, "n": len(test.targets), "metrics": metrics}
@@ -284,8 +280,6 @@ def scorer(parts: Parts, batch_size: int, at_once: int = 1) -> Score:
     return score
 
 
-def _scored(
-    task: Task, network: nn.Module, batches: Iterator[Batch], device: torch.device, before_batch: Callable[[], None]
-) -> dict[str, float]:
-    found = predict(network, batches, device, task.condense, before_batch)
+def _scored(task: Task, network: nn.Module, batches: Iterator[Batch], device: torch.device) -> dict[str, float]:
+    found = predict(network, batches, device, task.condense)
     return finite(task.evaluate(*found[:2]))
