@@ -170,7 +170,7 @@ def server_part(config: RunConfig, parts: Parts, own: Credentials) -> Aggregatio
         return Plain()
     from fairflare.engine.exchanges.sums import summed
     from fairflare.engine.server_sums import ServerSums
-    from fairflare.privacy.secure_sums import Ring, combiner, sealed_sizes
+    from fairflare.privacy.secure_sums import combiner, sealed_sizes
     from fairflare.privacy.sum_keys import verified
 
     context = config.sha256()
@@ -179,7 +179,6 @@ def server_part(config: RunConfig, parts: Parts, own: Credentials) -> Aggregatio
         vouched=lambda site, said: verified(context, site, said, own.identity),
         sizes=sealed_sizes(config.secure_sum, summed(parts.rule).n_terms),
         least=max(config.min_sites, LEAST),
-        ring=Ring(config.mask_bits, parts.trainable),
         sites=len(parts.task.sites()) - bool(config.leave_out),
         draws=draws(parts),
     )

@@ -22,7 +22,7 @@ from fairflare.engine.memory import ALONE_ENDING, PERSONAL_ENDING, WORK_ENDING
 from fairflare.engine.setup import tasks
 from fairflare.engine.setup.method_parts import NO_STEP, MethodParts, step_class
 from fairflare.participation import Selector
-from fairflare.privacy.schemes import AUTO, LEAST, MOST_CKKS_Q, NONE, WIDTHS, check_scheme
+from fairflare.privacy.schemes import AUTO, LEAST, MOST_CKKS_Q, NONE, check_scheme
 from fairflare.probes.base import Probe
 from fairflare.tasks.base import Task
 from fairflare.tasks.kinds.own import OwnData
@@ -76,7 +76,6 @@ def check_config(config: RunConfig) -> None:
         raise UserError(f"{config.method} on task {offer.task}: {missing}")
     if config.secure_sum == NONE:
         expected("mask_neighbours", config.mask_neighbours == AUTO, "auto without secure_sum", config.mask_neighbours)
-        expected("mask_bits", config.mask_bits == WIDTHS[0], f"{WIDTHS[0]} without secure_sum", config.mask_bits)
     else:
         _check_sums(config, made, len(task.sites()) - bool(config.leave_out))
     if reason := misfit({"method": config.method, "rule": entry.rule, **config.parts}, made.rule, made.trainer):
@@ -275,7 +274,6 @@ def _check_sums(config: RunConfig, made: MethodParts, n_sites: int) -> None:
     """Raise UserError where there can be no secure sums over ``n_sites`` sites that train."""
     rule, neighbours = made.rule, config.mask_neighbours
     check_scheme(config.secure_sum)
-    expected("mask_bits", config.mask_bits in WIDTHS, "64 or 32", config.mask_bits)
     if not isinstance(rule, SummedRule):
         raise UserError(f"secure_sum: {config.method} weighs by more than sums over the sites")
     if rule.own_models:

@@ -77,7 +77,6 @@ class RunConfig:
         secure_sum: how sites sum the numbers that the weights are made of: "none" (they say them), "masks" or "ckks",
             see ``privacy.secure_sums``.
         mask_neighbours: how many sites each shares masks of updates with: "auto", "all", or the fewest as a number.
-        mask_bits: of each entry of a masked update: 64, or 32, which rounds parameters.
         site_epsilon: budget of a hospital's updates over the run; 0: none, see ``privacy.differential_privacy``.
         site_delta: the chance that goes with it.
         site_clip: the largest norm of a site's update, as if all weights were alike.
@@ -143,7 +142,6 @@ class RunConfig:
     grace: Annotated[float, Range(0, 30 * 86_400)] = 0.0
     secure_sum: Annotated[str, Text(pattern="|".join(SCHEMES), words=f"one of {', '.join(SCHEMES)}")] = "none"
     mask_neighbours: Annotated[str, Text(pattern=NEIGHBOURS, words="auto, all or a number of sites")] = AUTO
-    mask_bits: Annotated[int, Range(32, 64)] = 64
     site_epsilon: Annotated[float, Range(0, 1e6)] = 0.0
     site_delta: Annotated[float, Range(1e-15, 0.1)] = 1e-5
     site_clip: Annotated[float, Range(1e-9, 1e9)] = 1.0
