@@ -31,7 +31,7 @@ from fairflare.engine.hashes import model_hash
 from fairflare.engine.norms import remembered
 from fairflare.engine.preflight import Statement, inspect_preflight, refusal, too_small, turned_away
 from fairflare.engine.straggler_policy import EarlyEnd, Participation
-from fairflare.engine.traffic import Spooled, Traffic
+from fairflare.engine.traffic import Traffic
 from fairflare.participation import All, Selector
 from fairflare.privacy.identity import Identity
 from fairflare.server_optimizers.base import Add, ServerOptimizer
@@ -115,7 +115,7 @@ class Federation:
         follower = history.Follower()
         self._audit = AuditLog(self.folder / files.AUDIT, follower.saw)
         self._signed = Countersigned(self.transport, self.signer, lambda: self._audit.head()) if self.signer else None
-        self._traffic = Traffic(Spooled(self._signed or self.transport))
+        self._traffic = Traffic(self._signed or self.transport)
         self._best = Best(self.folder, self.choice)
         standing = [self._open(initial, follower)]
         self._first = initial if any(one.needs_first for one in self.exchanges) else {}
