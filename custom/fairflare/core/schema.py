@@ -156,9 +156,6 @@ class Instruction:
     phase: int | None = _field(
         "count", "which of a join's federations or exchanges it is of; nothing: the job has one federation"
     )
-    best: int | None = _field(
-        "count", "the round whose model is the best so far, where sites keep personal models; nothing: none is chosen"
-    )
     log: Mapping[str, Any] = _field("head", "the audit log's head, signed by the server", default={}, exchanges=_ALL)
 
 

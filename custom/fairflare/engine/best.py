@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from fairflare.core.errors import RunFailed, UserError
-from fairflare.core.types import PERSONAL, StateDict
+from fairflare.core.types import StateDict
 from fairflare.engine.checks import NO_CHOICE
 from fairflare.engine.files import (
     AUDIT,
@@ -157,14 +157,9 @@ class Choice:
         found = {site: reply["metrics"].get(self.metric) for site, reply in scored_in["accepted"].items()}
         return Candidate(round, model_sha256, {site: value for site, value in found.items() if value is not None})
 
-    def last(self, round: int, model_sha256: str, sites: Mapping[str, Entry], own: bool) -> Candidate:
-        """The model of the last round, which the final evaluation has scored.
-
-        Args:
-            own: whether layers stay at the sites: then a round's scores are of each site's own model, and so are these.
-        """
-        results = {site: (found.get(PERSONAL) or {}) if own else found for site, found in sites.items()}
-        values = {site: (found.get("val") or {}).get(self.metric) for site, found in results.items()}
+    def last(self, round: int, model_sha256: str, sites: Mapping[str, Entry]) -> Candidate:
+        """The model of the last round, which the final evaluation has scored."""
+        values = {site: (found.get("val") or {}).get(self.metric) for site, found in sites.items()}
         return Candidate(round, model_sha256, {site: value for site, value in values.items() if value is not None})
 
 
@@ -176,7 +171,7 @@ def check_line(entries: Sequence[Entry], line: Entry, least: int, rounds: int) -
     """Raise UserError where ``line``, the last choice that a log tells of, is not the one that its scores make."""
     evaluation = next(e for e in reversed(entries) if e["event"] == "evaluation")
     choice = of_line(line, least)
-    last = choice.last(rounds, evaluation["model_sha256"], evaluation["sites"], line["own"])
+    last = choice.last(rounds, evaluation["model_sha256"], evaluation["sites"])
     found = choice.final(choice.so_far(entries, rounds), last)
     if (found.round, found.model_sha256) != (line["round"], line["model_sha256"]):
         raise UserError(f"{AUDIT}: the chosen model is of round {line['round']}, by its scores it is {found.round}'s")

@@ -41,7 +41,7 @@ NUMBERS = {str: NUMBER}
 COUNTS = {str: int}
 REJECTED = {str: {"code": str, "detail": str}}
 OF_MODEL = {"rejected": REJECTED, "model_sha256": str}
-CHOICE = {"by": str, "weight": NUMBER, "metric": str, "higher": bool, "own": bool}
+CHOICE = {"by": str, "weight": NUMBER, "metric": str, "higher": bool}
 LEFT = {"model_sha256": str, "state_sha256": str, "declared": COUNTS}
 SHAPES: dict[str, dict[Any, Any]] = {
     "start": {"log_format": int, "rounds": int, "sites": [str], "preflight": {str: dict}, "rejected": REJECTED, **LEFT},

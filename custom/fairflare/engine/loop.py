@@ -376,8 +376,7 @@ class Federation:
         orders = rule.orders(state, site, info), trainer.orders(own, site, info)
         tensors = rule.tensors_for(state, site, info), trainer.tensors_for(own, site, info)
         counted = self._counted.get(site, 0)
-        best = {"best": self._best.found.round} if self.gate.personal_results and self._best.found else {}
-        return {"orders": _joined(*orders), "tensors": flat(_joined(*tensors)), "counted": counted, **best}
+        return {"orders": _joined(*orders), "tensors": flat(_joined(*tensors)), "counted": counted}
 
     def _training_sites(self) -> list[str]:
         return [site for site in self.transport.sites() if site != self.leave_out]
@@ -411,17 +410,15 @@ class Federation:
         """
         if not self.choice.chooses:
             return standing.model
-        own = bool(self.trainer.personal_entries(standing.model))
-        last = self.choice.last(standing.round, self._sha256, evaluated, own)
+        last = self.choice.last(standing.round, self._sha256, evaluated)
         best = self.choice.final(self._best.found, last)
         model, sites, rejections = standing.model, dict[str, dict[str, Any]](), list[Rejection]()
         shows = self._shows_chosen()
         if best is not last or shows:
             model = standing.model if best is last else self._best.model()
             present, _ = self._participation.of(self.transport.sites())
-            used, left = present if shows else (), Round(best.round, self.rounds)
-            sites, rejections = self._results(dict.fromkeys(present, model), used, left)
-        shown = {"weight": self.choice.weight, "metric": self.choice.metric, "higher": self.choice.higher, "own": own}
+            sites, rejections = self._results(dict.fromkeys(present, model), present if shows else ())
+        shown = {"weight": self.choice.weight, "metric": self.choice.metric, "higher": self.choice.higher}
         values = {"best": dict(best.values), "last": dict(last.values)}
         found = {"round": best.round, "values": values, "sites": sites, "rejected": by_site(rejections)}
         self._log("best", by=self.choice.by, **shown, **found, model_sha256=best.model_sha256)
@@ -429,8 +426,8 @@ class Federation:
         return model if shows else standing.model
 
     def _shows_chosen(self) -> bool:
-        """Whether the run's results, and what follows them, are of the chosen model, which every site uses as it is."""
-        return self.choice.chooses and self.choice.shown and self.trainer.is_shared
+        """Whether the run's results, and what follows them, are of the chosen model."""
+        return self.choice.chooses and self.choice.shown
 
     def _ask(self, exchange: AtServer, standing: Checkpoint, chosen: StateDict) -> None:
         """One exchange with the sites that are there; it leaves model and state as they are."""
@@ -447,15 +444,14 @@ class Federation:
         self._log(exchange.event, **content, rejected=rejected, model_sha256=self._sha256)
 
     def _results(
-        self, models: Mapping[str, StateDict], used: Collection[str] = (), round: Round | None = None
+        self, models: Mapping[str, StateDict], used: Collection[str] = ()
     ) -> tuple[dict[str, dict[str, Any]], list[Rejection]]:
         """Site -> its accepted results of the model that it is sent, and the rejections.
 
         Args:
             used: the sites that use what they are sent, or their own version of it.
-            round: the one that left the models; None: the last.
         """
-        last = round or self._end
+        last = self._end
         orders: dict[str, dict[str, float]] = {site: {IN_USE: 1.0} if site in used else {} for site in models}
         asked = {site: Instruction("evaluate", last, model, orders[site]) for site, model in models.items()}
         answers = list(self._traffic.exchange(asked)) if asked else []

@@ -76,7 +76,6 @@ class Site:
         ledger: what a private trainer has spent.
         budget: whom the run's privacy budget protects; then what leaves is what ``privacy.disclosure`` lists.
         records: makes the noised numbers of a budget of records; None in any other run.
-        keeps_best: whether the run chooses the best model of its rounds: the site's personal one then stays too.
     """
 
     name: str
@@ -101,7 +100,6 @@ class Site:
     receives: Mapping[str, Slot] = field(default_factory=dict)
     exchanges: dict[str, Any] = field(default_factory=dict)
     asked: Asked = field(default_factory=Asked)
-    keeps_best: bool = False
     family: str = "bernoulli"
     ledger: Ledger | None = None
     referee: Referee | None = None
@@ -229,21 +227,14 @@ class Site:
         return model_hash(model), tuple(instruction.sealed.get("statements", ()))
 
     def personal(self, instruction: Instruction) -> StateDict | None:
-        """The personal model that goes with the run's final model, or the best one; None for any other.
-
-        Any other would spoil their files.
-        """
+        """The personal model that goes with the run's final model; None for any other, which would spoil its file."""
         keeps = self.trainer.keeps_personal_model or self.trainer.personal_entries(instruction.model)
-        if not self.is_shown(instruction.round) or not keeps:
+        if not self.is_final(instruction.round) or not keeps:
             return None
         return self.trainer.personal_model(instruction.model, self.memory.before(instruction.round.number + 1))
 
     def is_final(self, round: Round) -> bool:
         return round == Round(self.training.rounds, self.training.rounds)
-
-    def is_shown(self, round: Round) -> bool:
-        """Whether the run's results are of the model of ``round``: the final one, or the best one."""
-        return self.is_final(round) or (self.keeps_best and round.total == self.training.rounds)
 
     def work(self, instruction: Instruction, memory: dict[str, Any]) -> LocalWork:
         return LocalWork(

@@ -48,7 +48,7 @@ def take_step(folder: Path, step: str, values: Mapping[str, Any]) -> dict[str, A
         model, standing = read_final(folder, run_history), read_standing(folder, run_history)
         if not run_history.completed or model is None or standing is None:
             raise UserError(f"{folder}: the run is not complete; `fairflare resume {folder}` goes on")
-        if config.headline == "best" and config.components.trainer.is_shared:
+        if config.headline == "best":
             model = files.read_model(folder / BEST)
         found = step_after(config, folder, model, standing)
         AuditLog(folder / AUDIT).append("after", **found, model_sha256=run_history.finish["model_sha256"])

@@ -51,7 +51,7 @@ class BenefitAtSite:
         """The site as it would be in a run of the method ``solo``: nothing that it answers leaves."""
         own: dict[str, Any] = {"trainer": self.alone.trainer, "memory": self.alone.memory, "aggregation": PlainAtSite()}
         none: dict[str, Any] = {"exchanges": {}, "egress": None, "referee": None, "receives": {}, "probes": ()}
-        return dataclasses.replace(site, keeps_best=False, **own, **none)
+        return dataclasses.replace(site, **own, **none)
 
     def _solo(self, site: Site, instruction: Instruction) -> Answer:
         """Train alone from the initial model as far as the time allows; raises AskedAgain."""

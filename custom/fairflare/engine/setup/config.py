@@ -291,8 +291,7 @@ def asks_by_itself(config: RunConfig) -> bool:
 def can_ask(config: RunConfig) -> bool:
     """Whether a run can report the benefit of joining: not one that is itself what others are held against."""
     parts = config.components
-    chosen = config.headline == "best" and not parts.trainer.is_shared
-    return not (parts.rule.alone or parts.selector.pools or chosen or parts.trainer.private)
+    return not (parts.rule.alone or parts.selector.pools or parts.trainer.private)
 
 
 def words(config: RunConfig) -> str:

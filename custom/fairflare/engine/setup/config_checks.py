@@ -186,13 +186,10 @@ def _check_best(config: RunConfig, rule: Rule, trainer: Trainer, headline: str) 
         expected("best_weight", config.best_weight == 0.5, "0.5 without best_by=trade-off", config.best_weight)
     if config.best_by == NO_CHOICE:
         return
-    if rule.own_models:
-        raise UserError(f"best_by: {config.method} gives sites models of their own, so that a round has no one model")
+    if rule.own_models or not trainer.is_shared:
+        raise UserError(f"best_by: {config.method} gives sites models or layers of their own: a round has no one model")
     if config.secure_sum != NONE and headline in HIDDEN_METRICS:
         raise UserError(f"best_by: sites do not say their {headline} in a run with secure sums")
-    if config.headline == "best" and (config.solo or config.after != NO_STEP) and not trainer.is_shared:
-        what = f"{'solo' if config.solo else f'after={config.after}'} where sites keep models or layers of their own"
-        raise UserError(f"headline: expected final with {what}, got best")
 
 
 def _check_solo(config: RunConfig, rule: Rule, selector: Selector, names: Iterable[str]) -> None:
