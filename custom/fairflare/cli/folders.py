@@ -134,7 +134,7 @@ def watch(folder: Path, once: bool, every: float, web: bool, port: int) -> None:
 
 @click.command()
 @click.argument("folder", type=PATH)
-@click.option("--step", type=click.Choice(("recalibrate", "shares", "conformal")), required=True, help="What is done.")
+@click.option("--step", type=click.Choice(("recalibrate", "conformal")), required=True, help="What is done.")
 @set_option
 @as_json
 def after(folder: Path, step: str, values: Values) -> Told:

@@ -93,7 +93,7 @@ class RunConfig:
         mix_updates: what takes the place of single updates: "none" or one of ``aggregators.base.MIXES``.
         liars: share of the sites that mixing holds against.
         accept: codes of preflight's errors that count as warnings in this run, see ``findings.ACCEPTABLE``.
-        after: what is done with the final model: "none", "recalibrate", "shares" or "conformal", see ``engine.after``.
+        after: what is done with the final model: "none", "recalibrate" or "conformal", see ``engine.after``.
         after_step: the object of this name; None: nothing is done.
         best_by: how the best model among those of the rounds is chosen by validation: "none", "mean", "worst" or
             "trade-off", see ``engine.best``.
