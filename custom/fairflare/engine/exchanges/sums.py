@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from fairflare.aggregators.base import SummedRule
@@ -36,7 +35,6 @@ from fairflare.privacy.sum_protocol import NumberScheme, Rosters, SumOrder, SumR
 
 if TYPE_CHECKING:
     from fairflare.engine.exchanges.base import Work
-    from fairflare.engine.site import Site
     from fairflare.privacy.differential_privacy import SiteNoise
 
 SITE_NOISE = "fairflare.privacy.differential_privacy"
@@ -178,8 +176,11 @@ class SiteSums:
 
     @property
     def tasks(self) -> Mapping[str, Work]:
-        work = {"sum": self.seal, "weigh": self.weigh, "reveal": self.reveal}
-        return {task: partial(_of_site, do) for task, do in work.items()}
+        return {
+            "sum": lambda site, instruction: self.seal(instruction),
+            "weigh": lambda site, instruction: self.weigh(instruction),
+            "reveal": lambda site, instruction: self.reveal(instruction),
+        }
 
     def trained(self, answer: Answer, instruction: Instruction) -> Answer:
         """Keep the answer to "train"; what is sent says only that the site is ready.
@@ -325,10 +326,6 @@ class SiteSums:
         if self._held is None or self._held.round != instruction.round.number:
             raise SumRefused("nothing was trained in this round")
         return self._held
-
-
-def _of_site(do: Callable[[Instruction], Answer], site: Site, instruction: Instruction) -> Answer:
-    return do(instruction)
 
 
 def _order(instruction: Instruction, bound: bytes) -> SumOrder:

@@ -5,21 +5,18 @@ from __future__ import annotations
 
 import copy
 import hashlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any
-
-import torch
-from torch import nn
 
 from fairflare.core import registry
 from fairflare.core.execution import default_device, placed
 from fairflare.core.manifest import versions
 from fairflare.core.metric import described, finite
 from fairflare.core.schema import Transport
-from fairflare.core.types import PERSONAL, Batch, StateDict
+from fairflare.core.types import PERSONAL, StateDict
 from fairflare.engine.audit import is_begun
 from fairflare.engine.best import Choice
 from fairflare.engine.clinical import View
@@ -41,7 +38,7 @@ from fairflare.engine.straggler_policy import EarlyEnd
 from fairflare.networks.builtin import normalisation
 from fairflare.privacy.identity import Credentials
 from fairflare.privacy.schemes import LEAST, NONE
-from fairflare.tasks.base import Task, TestSet
+from fairflare.tasks.base import TestSet
 
 __all__ = ["CONFIG", "Credentials", "build_federation", "build_site", "leaves", "save_config", "site_names"]
 
@@ -266,7 +263,8 @@ def scorer(parts: Parts, batch_size: int, at_once: int = 1) -> Score:
         def row(test: TestSet) -> dict[str, Any]:
             network = networks.pop()
             try:
-                metrics = _scored(task, network, shared(partial(test.batches, batch_size)), device)
+                batches = shared(partial(test.batches, batch_size))
+                metrics = finite(task.evaluate(*predict(network, batches, device, task.condense)[:2]))
             finally:
                 networks.append(network)
             return {"corrupted": test.corrupted, "n": len(test.targets), "metrics": metrics}
@@ -277,8 +275,3 @@ def scorer(parts: Parts, batch_size: int, at_once: int = 1) -> Score:
             return dict(zip((test.name for test in wanted), pool.map(row, wanted), strict=True))
 
     return score
-
-
-def _scored(task: Task, network: nn.Module, batches: Iterator[Batch], device: torch.device) -> dict[str, float]:
-    found = predict(network, batches, device, task.condense)
-    return finite(task.evaluate(*found[:2]))
