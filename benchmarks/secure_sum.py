@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What secure sums cost a site and the server, and what 32 bits in place of 64 do to the model.
+"""What secure sums cost a site and the server, and what they do to the model.
 
     python benchmarks/secure_sum.py [--sites 20] [--rounds 3] [--toy]
 
 First the sum of four numbers per site, by masks and by CKKS (skipped without TenSEAL); then masking ResNet-18's update
-at one of 20 and of 100 sites, with all pairs and with the neighbours of ``mask_neighbours=auto``, 64 and 32 bits,
+at one of 20 and of 100 sites, with all pairs and with the neighbours of ``mask_neighbours=auto``,
 and adding such updates, beside one training step of that network on 32 images of 224 pixels and a plain mean; then
-whole rounds of FedISM+ in this process with and without secure sums; then final models without, with 64 and with 32
-bits. Times are this process's CPU time, medians of interleaved repetitions; rounds also in wall time.
+whole rounds of FedISM+ in this process with and without secure sums; then final models without and with
+masks. Times are this process's CPU time, medians of interleaved repetitions; rounds also in wall time.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from fairflare.engine.setup.config import make_config
 from fairflare.engine.setup.local import run_local
 from fairflare.networks import builtin as networks
 from fairflare.privacy import secure_sums as masks
-from fairflare.privacy.secure_sums import Credentials, Ring, Scale, number_scheme
+from fairflare.privacy.secure_sums import Credentials, number_scheme
 from fairflare.privacy.sum_keys import SEALED, SHARE, PairwiseKeys, SelfMasks, recover, stream_of, threshold
 from fairflare.privacy.sum_protocol import SumOrder, graph_of
 from fairflare.privacy.sum_total import combine_updates
@@ -72,12 +72,10 @@ def numbers(scheme: str, members: list, order: SumOrder, combine: Callable) -> N
 
 
 def updates(options: argparse.Namespace) -> None:
-    """Masking and adding updates, as multiples of all pairs with 64 bits, a training step and a plain mean."""
+    """Masking and adding updates, as multiples of all pairs, a training step and a plain mean."""
     network = networks.build("small-cnn" if options.toy else "resnet18", 3, 5)
     like = {key: value.detach() for key, value in network.state_dict().items() if value.is_floating_point()}
     update = {key: 1e-3 * torch.randn_like(value) for key, value in like.items()}
-    trainable = frozenset(name for name, _ in network.named_parameters())
-    scales = {bits: Ring(bits, trainable).scales(like) for bits in (64, 32)}
     batch, size = (4, 32) if options.toy else (32, 224)
     images, labels = torch.randn(batch, 3, size, size), torch.randint(0, 5, (batch,))
     print(f"updates of {sum(v.numel() for v in like.values()) / 1e6:.1f} M entries")
@@ -86,26 +84,21 @@ def updates(options: argparse.Namespace) -> None:
         for how in ("all", "auto"):
             members = {n: PairwiseKeys(n, "run", graph=graph_of(how, count)) for n in map(str, range(count))}
             order = SumOrder(1, 0, {name: own.statement() for name, own in members.items()})
-            for bits in (64, 32):
-                name = f"{how} ({len(members['0'].neighbours(order))} neighbours), {bits} bits"
-                ways[name] = partial(self_masked, members["0"], update, order, scales[bits], 1 / count)
-                sizes[name] = sum(v.nbytes for v in ways[name]().values()) / sum(v.nbytes for v in update.values())
+            name = f"{how} ({len(members['0'].neighbours(order))} neighbours)"
+            ways[name] = partial(self_masked, members["0"], update, order)
+            sizes[name] = sum(v.nbytes for v in ways[name]().values()) / sum(v.nbytes for v in update.values())
         ways["step"] = lambda: nn.functional.cross_entropy(network(images), labels).backward()
         seconds = medians(ways, 1 if options.toy else 3)
         for name, bytes in sizes.items():
             ratio, step = seconds[name] / seconds[next(iter(ways))], seconds[name] / seconds["step"]
-            print(
-                f"  {count} sites, {name}: {seconds[name]:.3f} CPU s per site, / all with 64 bits {ratio:.2f}, ", end=""
-            )
+            print(f"  {count} sites, {name}: {seconds[name]:.3f} CPU s per site, / all {ratio:.2f}, ", end="")
             print(f"/ training step {step:.2f}, bytes / plain {bytes:.2f}")
-    for bits in (64, 32):
-        alone = PairwiseKeys("alone", "run")
-        nothing = {key: torch.zeros_like(value) for key, value in like.items()}
-        order = SumOrder(1, 0, {"alone": alone.statement()})
-        masked = [self_masked(alone, nothing, order, scales[bits], 1 / options.sites)] * options.sites
-        both = {"sum": partial(added, masked, like, scales[bits]), "mean": partial(mean, [update] * options.sites)}
-        found = medians(both, 1 if options.toy else 3)
-        print(f"  at the server, {bits} bits: sum / plain mean {found['sum'] / found['mean']:.2f}")
+    alone = PairwiseKeys("alone", "run")
+    nothing = {key: torch.zeros_like(value) for key, value in like.items()}
+    masked = [self_masked(alone, nothing, SumOrder(1, 0, {"alone": alone.statement()}))] * options.sites
+    both = {"sum": partial(added, masked, like), "mean": partial(mean, [update] * options.sites)}
+    found = medians(both, 1 if options.toy else 3)
+    print(f"  at the server: sum / plain mean {found['sum'] / found['mean']:.2f}")
 
 
 def self_masked(*content: Any) -> dict:
@@ -133,9 +126,9 @@ def self_masks(count: int) -> None:
     print(f"{1e3 * server:.1f} ms at the server, {len(sealed[0]) + len(given[0])} bytes per site")
 
 
-def added(masked: list, like: dict, scales: dict[str, Scale]) -> object:
+def added(masked: list, like: dict) -> object:
     """What the server does; adding takes the same time whatever is added."""
-    return combine_updates(masked, like, scales, [stream_of(bytes(31)) for _ in masked])
+    return combine_updates(masked, like, [stream_of(bytes(31)) for _ in masked])
 
 
 def medians(ways: dict[str, Callable], repetitions: int) -> dict[str, float]:
@@ -170,11 +163,10 @@ def rounds(options: argparse.Namespace) -> None:
 
 
 def models(options: argparse.Namespace) -> None:
-    """Mean and worst site's test metric of the final model, and how far models lie from that with 64 bits."""
+    """Mean and worst site's test metric of the final model, and how far models lie from that with masks."""
     ways = {
         "none": {},
-        "64 bits": {"secure_sum": "masks"},
-        "32 bits": {"secure_sum": "masks", "mask_bits": 32},
+        "masks": {"secure_sum": "masks"},
     }
     tasks = [("support2", 40, {}, "auc"), ("support2:dirichlet", 20, {"n_sites": 40}, "auc")]
     tasks += [("digits:small", 20, {}, "accuracy")]
@@ -183,7 +175,7 @@ def models(options: argparse.Namespace) -> None:
             found = {
                 name: run(task, 1 if options.toy else count, {**values, **more}, seed) for name, more in ways.items()
             }
-            like = found["64 bits"][0]
+            like = found["masks"][0]
             for name, (model, sites) in found.items():
                 off = max(float((model[k] - v).abs().max()) for k, v in like.items() if v.is_floating_point())
                 scores = [site["test"][metric] for site in sites.values() if metric in site["test"]]

@@ -215,4 +215,3 @@ def _check(folder, wanted, moments):
     names = {path.name for path in (folder / "sites").rglob("*") if not path.name.endswith(results)}
     kept = names - memories
     assert not [p for p in folder.parent.rglob(".*")] and not kept, (moments, kept)
-    assert not (folder / "unscored").exists(), moments

@@ -49,7 +49,7 @@ def model_of(folder):
     return read_tensors(folder / "model.safetensors")
 
 
-PARTS = ["secure_sum=masks", "mask_bits=32", "after=recalibrate", "server_optimizer=adam", "train.lr=0.002"]
+PARTS = ["secure_sum=masks", "after=recalibrate", "server_optimizer=adam", "train.lr=0.002"]
 SET = [word for pair in PARTS for word in ("--set", pair)]
 """Updates with 64 bits go over FLARE in the test of encrypted sums."""
 

@@ -210,23 +210,7 @@ def test_with_secure_sums_no_site_forgets_a_round_because_the_server_says_so(tmp
     assert isinstance(spy, Lies) and all(torch.equal(honest[key], lied_to[key]) for key in honest)
 
 
-def test_with_32_bits_the_model_is_that_of_64_but_for_rounding(tmp_path):
-    """Half as many bytes, the same bits in every run; off by K / 2 steps per round, and what follows from it."""
-    runs = {name: federate(config_of("masks", mask_bits=bits), tmp_path / name) for name, bits in WIDTHS.items()}
-    model, _, spy = runs["32"]
-    assert all(torch.equal(model[key], runs["again"][0][key]) for key in model)
-    wide = runs["64"][0]
-    assert not all(torch.equal(model[key], wide[key]) for key in model) and close(model, wide, 1e-5)
-    bits = [value.dtype for task, _, answer in spy.seen if task == "weigh" for value in answer.update.values()]
-    assert {*bits} == {torch.int32}
-    assert [len(e["accepted"]) for e in runs["32"][1] if e["event"] == "round"] == [4] * 5
-
-
-WIDTHS = {"64": 64, "32": 32, "again": 32}
-
-
 def test_a_masked_update_of_another_width_is_named(tmp_path):
-    """One site with 64 bits among sites with 32."""
     text, _ = run_to_its_end(tmp_path, wrong_width)
     assert "site-2: dtype" in text and "expected int64, got torch.int32" in text
 

@@ -15,7 +15,7 @@ from fairflare.core.schema import Answer
 from fairflare.core.types import Round
 from fairflare.engine.after.base import Cases, Shape
 from fairflare.engine.after.conformal import Conformal, class_scores, fewest
-from fairflare.engine.after.recalibrate import EDGES, TEMPERATURES, Recalibrate, Shares
+from fairflare.engine.after.recalibrate import EDGES, TEMPERATURES, Recalibrate
 from fairflare.engine.answers import PlainAtSite
 from fairflare.engine.combination import Plain
 from fairflare.engine.exchanges.after import AfterAtServer, AfterAtSite
@@ -69,24 +69,6 @@ class TestRecalibrate:
         fit, remark = step.own(cases, one, row, BINARY)
         assert all(math.isfinite(v) and abs(v) < 10 for v in fit.values()) and "10 of each class" in remark
         assert fit["intercept"] > step.shared(row, BINARY)["intercept"]
-
-    def test_class_shares_take_back_another_prevalence(self):
-        """Of a site that has three times the cases of class 1: the closed form, and risks that come true again."""
-        step, cases, rng = Shares(), drawn(8000), np.random.default_rng(5)
-        kept = (cases.targets.numpy() == 1) | (rng.random(8000) < 1 / 3)
-        total = step.sums(cases, everyone(cases), BINARY)
-        fit, remark = step.own(cases, kept, total, BINARY)
-        (n, ones), share = step.sums(cases, kept, BINARY), total[1] / total[0]
-        odds = (ones + 2 * share) / (n - ones + 2 * (1 - share))
-        assert fit == {"intercept": pytest.approx(math.log(odds * (1 - share) / share)), "slope": 1.0} and not remark
-        assert fit["intercept"] == pytest.approx(math.log(3), abs=0.1) and step.shared(total, BINARY)["intercept"] == 0
-        before, own = (step.values(cases, stage, {-1: fit}, BINARY) for stage in step.stages)
-        assert abs(own["calibration"][kept].mean()) < 0.02 < 0.15 < abs(before["calibration"][kept].mean())
-        one = step.own(cases, cases.targets.numpy() == 1, total, BINARY)[0]["intercept"]
-        assert math.isfinite(one) and one > fit["intercept"]
-        assert step.own(cases, kept, np.array([9.0, 9.0]), BINARY)[0] == {}
-        assert step.proper(total, BINARY) and not step.proper(np.array([3.0, 4.0]), BINARY)
-        assert step.missing(FOUR) and step.missing(MASKS) and Shares(by="group").missing(GROUPED)
 
     def test_one_class_everywhere_changes_nothing(self):
         step, cases = Recalibrate(), drawn(200)
@@ -508,7 +490,7 @@ class TestConfiguration:
     @each(
         "task, values, words",
         [
-            ("heart", {"after": "magic"}, "after: expected one of none, recalibrate, shares, conformal"),
+            ("heart", {"after": "magic"}, "after: expected one of none, recalibrate, conformal"),
             ("heart", {"after.alpha": 0.1}, "after.alpha"),
             ("heart", {"after": "conformal", "after.alpha": 0.9}, "after.alpha: expected a number from 0.001 to 0.5"),
             ("heart", {"after": "conformal", "after.by": "group"}, "known of a new patient"),

@@ -3,7 +3,6 @@
 
 import json
 import math
-import shutil
 
 import numpy as np
 import pytest
@@ -317,28 +316,6 @@ def test_the_report_says_by_the_interval_who_gains(joined):
             assert row["low"] <= row["benefit"] + 1e-9 and row["benefit"] - 1e-9 <= row["high"]
         assert sum(one["counts"].values()) == 4
     assert {row["group"] for row in found["metrics"]["brier_loss"]["groups"]} == {"female", "male"}
-
-
-def test_a_finished_run_is_asked_the_same(joined, bare, tmp_path, capsys):
-    folder = shutil.copytree(bare, tmp_path / "run")
-    assert call("after", folder, "--step", "solo") == 0
-    assert section(folder) == section(joined) and "Joining (accuracy):" in capsys.readouterr().out
-    assert (folder / "model.safetensors").read_bytes() == (joined / "model.safetensors").read_bytes()
-    for site in SITES:
-        name = f"sites/{site}.solo.safetensors"
-        assert (folder / name).read_bytes() == (joined / name).read_bytes()
-    assert not list((folder / "sites").glob("*.solo-work.safetensors")) and call("verify", folder) == 0
-    assert call("after", folder, "--step", "solo", "--set", "alpha=0.2") == 2
-    assert "--set alpha: expected none with --step solo" in capsys.readouterr().err
-
-
-def test_a_finished_run_that_cannot_be_asked_says_what_to_do(bare, tmp_path, capsys, monkeypatch):
-    personal = run(tmp_path / "ditto", "--no-solo", method="ditto")
-    assert call("after", personal, "--step", "solo") == 2
-    assert "ditto: keeps personal models at the sites; run it with --solo" in capsys.readouterr().err
-    monkeypatch.setattr("fairflare.engine.setup.local.model_hash", lambda model: "other")
-    assert call("after", shutil.copytree(bare, tmp_path / "other"), "--step", "solo") == 2
-    assert "makes another initial model than the run began with; run it with --solo" in capsys.readouterr().err
 
 
 @pytest.mark.slow

@@ -15,7 +15,6 @@ from fairflare.engine.best import Candidate, Choice, ModelFiles
 from fairflare.engine.files import BEST, BEST_MODELS, MODEL, read_json, read_model, save_tensors
 from fairflare.engine.hashes import model_hash
 from fairflare.engine.in_process import InProcess
-from fairflare.engine.memory import SiteMemory
 from fairflare.engine.setup.config import RunConfig, make_config
 from fairflare.engine.setup.local import run_local
 from fairflare.inference.loaded_run import open_run
@@ -204,16 +203,6 @@ def test_a_site_that_missed_a_round_does_not_count_in_it(tmp_path):
         assert choice.gains(other, second) == pytest.approx(means[0] - means[1])
 
 
-def test_a_sites_memory_of_the_best_round_stays():
-    memory, plain = SiteMemory(), SiteMemory()
-    for number in range(1, 7):
-        memory.keep(number, {"value": number}, best=2 if number > 2 else None)
-        plain.keep(number, {"value": number})
-    assert [memory.at(number).get("value") for number in range(1, 7)] == [None, 2, None, None, 5, 6]
-    assert [plain.at(number).get("value") for number in range(1, 7)] == [None, None, None, None, 5, 6]
-    assert memory.before(3) == {"value": 2} and memory.before(7) == {"value": 6}
-
-
 def config(method="fedavg", rounds=4, **values):
     values = {"epochs": 1, "local_steps": 2, **values}
     return make_config(method, "support2:dirichlet", sites=3, rounds=rounds, values=values)
@@ -227,21 +216,16 @@ def run(tmp_path_factory):
     return folder
 
 
-@pytest.mark.parametrize("method", ["fedavg", "ditto"])
-def test_both_models_and_the_personal_ones_beside_them_are_those_of_their_rounds(method, tmp_path):
-    """The best model of a run is the final one of the run that ends there; so is each site's personal one."""
+def test_the_chosen_model_is_that_of_its_round(tmp_path):
+    """The best model of a run is the final one of the run that ends there."""
     long, short = tmp_path / "long", tmp_path / "short"
     for folder in (long, short):
         folder.mkdir()
-    run_local(config(method, rounds=5, best_by="mean", lr=0.3), long)
+    run_local(config(rounds=5, best_by="mean", lr=0.3), long)
     (line,) = lines(long, "best")
     assert line["round"] < 5, "another learning rate: the last round must not be the best one here"
-    run_local(config(method, rounds=line["round"], lr=0.3), short)
+    run_local(config(rounds=line["round"], lr=0.3), short)
     assert model_hash(read_model(long / BEST)) == model_hash(read_model(short / MODEL))
-    for site in ("site-1", "site-2", "site-3") if method == "ditto" else ():
-        own, same = long / f"sites/{site}.best.personal.safetensors", short / f"sites/{site}.personal.safetensors"
-        assert model_hash(read_model(own)) == model_hash(read_model(same))
-        assert model_hash(read_model(long / f"sites/{site}.personal.safetensors")) != model_hash(read_model(own))
 
 
 def test_the_report_says_which_round_was_chosen_and_both_models_test_values(run):
@@ -315,12 +299,8 @@ def test_another_choice_than_the_scores_make_is_found(run):
         ("fedavg", {"headline": "best"}, "headline: expected final without best_by, got 'best'"),
         ("fedavg", {"best_weight": 0.2}, "best_weight: expected 0.5 without best_by=trade-off, got 0.2"),
         ("fedavg", {"best_by": "trade-off", "best_weight": 1.5}, "best_weight: expected a number from 0 to 1, got 1.5"),
-        ("solo", {"best_by": "worst"}, "best_by: solo gives sites models of their own"),
-        (
-            "ditto",
-            {"best_by": "mean", "headline": "best", "after": "recalibrate"},
-            "headline: expected final with after=recalibrate",
-        ),
+        ("solo", {"best_by": "worst"}, "best_by: solo gives sites models or layers"),
+        ("ditto", {"best_by": "mean"}, "best_by: ditto gives sites models or layers"),
     ],
 )
 def test_what_cannot_be_chosen_is_refused_in_one_line(method, values, words):

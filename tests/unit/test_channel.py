@@ -1,31 +1,26 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Messages between processes of one run: any tensor arrives as it was, and nothing is left behind."""
+"""Messages between processes of one run: any tensor arrives as it was."""
 
 import gc
-import os
 import socket
+import threading
 
 import pytest
 import torch
 
 from fairflare.core.errors import DataError, MissingData
-from fairflare.core.schema import Answer
-from fairflare.core.workers import INLINE, Channel, connected, pack, portable
+from fairflare.core.workers import SIZE, Channel, pack, portable
 
-LARGE = INLINE // 2
+LARGE = 500
+"""Entries of a tensor whose message the buffer of a socket holds."""
 
 
 @pytest.fixture
 def ends():
-    here, there = map(Channel, connected())
+    here, there = map(Channel, socket.socketpair())
     yield here, there
     here.close()
     there.close()
-
-
-def descriptors():
-    gc.collect()
-    return len(os.listdir("/proc/self/fd"))
 
 
 @pytest.mark.parametrize("n", [3, LARGE])
@@ -46,7 +41,7 @@ def test_tensors_arrive_as_they_were(n, ends):
 
 def test_one_tensor_under_two_names_is_sent_once():
     one = torch.randn(LARGE)
-    assert len(pack({"a": one, "b": one}).block) < len(pack({"a": one, "b": one.clone()}).block)
+    assert len(pack({"a": one, "b": one})) < 0.6 * len(pack({"a": one, "b": one.clone()}))
 
 
 def test_what_the_receiver_changes_is_its_own(ends):
@@ -66,17 +61,8 @@ def test_the_sender_changes_nothing_that_was_sent(ends):
     assert not ends[1].receive()["w"].any()
 
 
-def test_no_descriptor_and_no_name_is_left(ends):
-    shared, before = set(os.listdir("/dev/shm")), descriptors()
-    for _ in range(20):
-        ends[0].send(Answer("site-1", 1, update={"w": torch.randn(LARGE)}))
-        assert torch.isfinite(ends[1].receive().update["w"]).all()
-    names = {name for name in os.listdir("/dev/shm") if not name.startswith("sem.")}  # other libraries' semaphores
-    assert descriptors() == before and names <= shared
-
-
 def test_tensors_outlive_message_and_channel():
-    here, there = map(Channel, connected())
+    here, there = map(Channel, socket.socketpair())
     here.send({"w": torch.arange(LARGE)})
     found = there.receive()["w"]
     here.close()
@@ -85,9 +71,13 @@ def test_tensors_outlive_message_and_channel():
     assert torch.equal(found, torch.arange(LARGE))
 
 
-def test_long_text_and_bytes_arrive(ends):
-    ends[0].send(("x" * 10**6, b"y" * 10**6))
-    assert ends[1].receive() == ("x" * 10**6, b"y" * 10**6)
+def test_what_no_buffer_holds_arrives_as_it_is_read(ends):
+    sent = ("x" * 10**6, b"y" * 10**6, torch.arange(10**6))
+    sender = threading.Thread(target=ends[0].send, args=(sent,))
+    sender.start()
+    text, data, tensor = ends[1].receive()
+    sender.join()
+    assert (text, data) == sent[:2] and torch.equal(tensor, sent[2])
 
 
 def test_a_closed_end_is_the_end_of_the_file(ends):
@@ -98,7 +88,7 @@ def test_a_closed_end_is_the_end_of_the_file(ends):
 
 def test_a_message_cut_short_is_the_end_of_the_file():
     here, there = socket.socketpair()
-    here.sendall(pack("half").header[:5])
+    here.sendall(SIZE.pack(len(pack("half"))) + pack("half")[:5])
     here.close()
     with pytest.raises(EOFError):
         Channel(there).receive()

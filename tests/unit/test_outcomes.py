@@ -307,15 +307,13 @@ def test_the_whole_way(kind, tmp_path, capsys):
     assert code == 0, error
     code, out, _ = call(capsys, "preflight", root)
     assert code == 0 and ("nobody says it" in out) == (kind == "multilabel")
-    settings = ["--rounds", "4", "--set", "group_by=sex", "--set", "trees=true"]
+    settings = ["--rounds", "4", "--set", "group_by=sex"]
     code, out, error = call(capsys, "run", "qffl", "--data", root, "--out", run, *settings)
     assert code == 0, error
     report = json.loads((run / "report.json").read_text())
     headline = {"regression": "deviance", "multilabel": "macro_auc", "ordinal": "weighted_kappa"}[kind]
     told, detail = {site: row["metrics"] for site, row in report["sites"].items()}, report["detail"]
     assert detail["headline"] == headline and all(headline in own for own in told.values()) and detail["groups"]["rows"]
-    trees = [one["trees"] for one in detail["benefit"]["metrics"].values()]
-    assert trees and all(one.startswith("Gradient boosting at each site alone") for one in trees)
     if kind == "multilabel":
         assert "auc_mass" in told["north"] and "auc_mass" not in told["east"]
         assert "Not defined at east: AUC, mass; AUPRC, mass" in (run / "report.html").read_text()
@@ -344,44 +342,6 @@ def test_init_asks_what_numbers_and_lists_are(tmp_path, capsys):
     flags = ["--label", "findings", "--kind", "multilabel", "--classes", "edema,effusion", *others("findings")]
     code, _, error = call(capsys, "init", root, "--yes", *flags)
     assert code and "which have clear, mass too" in error
-
-
-def test_trees_are_scikit_learns_on_the_sites_own_training_rows(tmp_path):
-    """Outputs as a network gives them, of rows that training never saw."""
-    from sklearn.ensemble import HistGradientBoostingClassifier, HistGradientBoostingRegressor
-
-    outcome_tables.write(tmp_path)
-    for way in ("amount", "exposure", "columns", "order"):
-        kind, options = OF_TABLES[way]
-        task = load(kind, tmp_path, **options)
-        splits = task.site_data("east").splits
-        (x, y), rows = ((splits["train"].inputs.numpy(), splits["train"].targets.numpy()), splits["test"].inputs)
-        outputs = task.kind.trees(task.site_data("east"), task.classes)(rows).double().numpy()
-        if way == "amount":
-            model = HistGradientBoostingRegressor(random_state=0).fit(x, y)
-            assert np.allclose(outputs[:, 0], model.predict(rows.numpy()), atol=1e-4)
-        elif way == "exposure":
-            model = HistGradientBoostingRegressor(loss="poisson", random_state=0)
-            model.fit(x, y[:, 0] / y[:, 1], sample_weight=y[:, 1])
-            assert np.allclose(np.exp(outputs[:, 0]), model.predict(rows.numpy()), rtol=1e-4)
-        elif way == "columns":
-            known = ~np.isnan(y[:, 0])
-            model = HistGradientBoostingClassifier(random_state=0).fit(x[known], y[known, 0])
-            assert np.allclose(1 / (1 + np.exp(-outputs[:, 0])), model.predict_proba(rows.numpy())[:, 1], atol=1e-4)
-            assert (outputs[:, 2] == 0).all()  # east never says mass
-        else:
-            model = HistGradientBoostingClassifier(random_state=0).fit(x, y)
-            assert np.allclose(np.exp(outputs), model.predict_proba(rows.numpy()), atol=1e-4)
-
-
-def test_trees_are_asked_for_on_tables_with_solo(tmp_path, capsys):
-    root = write_pictures(tmp_path / "images", "ordinal")
-    own = ["--datalists", root, "--kind", "image-ordinal", "--classes", ",".join(GRADES[:3])]
-    code, _, error = call(capsys, "run", "fedavg", *own, "--set", "trees=true", "--out", tmp_path / "run")
-    assert code and "trees: expected false: task image-ordinal is on no table" in error
-    task = ["--task", "heart:full", "--set", "trees=true", "--no-solo"]
-    code, _, error = call(capsys, "run", "fedavg", *task, "--out", tmp_path / "run")
-    assert code and "trees: expected --solo" in error
 
 
 def write_pictures(root, kind):

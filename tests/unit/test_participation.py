@@ -10,7 +10,6 @@ from fairflare.core.errors import RunFailed
 from fairflare.core.types import Round
 from fairflare.engine.audit import verify
 from fairflare.engine.checkpoint import load_checkpoint
-from fairflare.engine.files import read_tensors, save_tensors
 from fairflare.engine.hashes import model_hash
 from fairflare.engine.history import memory_hash
 from fairflare.engine.in_process import InProcess
@@ -145,13 +144,4 @@ def test_a_server_optimizer_acts_and_survives_a_restart(tmp_path, optimizer, mon
 
 def test_without_a_server_optimizer_nothing_is_kept(tmp_path):
     federation(tmp_path).run(initial_model())
-    assert load_checkpoint(tmp_path / "checkpoint.safetensors").server == {}
-
-
-def test_a_checkpoint_from_before_server_optimizers_is_read(tmp_path):
-
-    federation(tmp_path).run(initial_model())
-    content = read_tensors(tmp_path / "checkpoint.safetensors")
-    del content["server"]
-    save_tensors(tmp_path / "checkpoint.safetensors", content)
     assert load_checkpoint(tmp_path / "checkpoint.safetensors").server == {}

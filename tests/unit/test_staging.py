@@ -221,7 +221,6 @@ def test_a_job_carries_its_own_step_after_the_last_round_and_no_other():
     for step, own in {
         "none": set(),
         "recalibrate": {"recalibrate.py"},
-        "shares": {"recalibrate.py"},
         "conformal": {"conformal.py"},
     }.items():
         files = at_site("glm", "volume-segmentation", step)

@@ -134,19 +134,14 @@ def watch(folder: Path, once: bool, every: float, web: bool, port: int) -> None:
 
 @click.command()
 @click.argument("folder", type=PATH)
-@click.option(
-    "--step", type=click.Choice(("recalibrate", "shares", "conformal", "solo")), required=True, help="What is done."
-)
+@click.option("--step", type=click.Choice(("recalibrate", "conformal")), required=True, help="What is done.")
 @set_option
 @as_json
 def after(folder: Path, step: str, values: Values) -> Told:
     """Recalibrate the model of the finished run in FOLDER, or set thresholds, for each site or group.
 
-    With --step solo each site trains alone and reports its benefit of joining.
-
-    The sites' data must be on this machine; a deployed run takes the step itself, with --set after=STEP or --solo. The
-    model stays as it is; the report shows what came of it, and each site keeps its own in sites/SITE.after.json, or
-    the model that it trained alone in sites/SITE.solo.safetensors.
+    The sites' data must be on this machine; a deployed run takes the step itself, with --set after=STEP. The model
+    stays as it is; the report shows what came of it, and each site keeps its own in sites/SITE.after.json.
     """
     from fairflare.cli import results
     from fairflare.studies.after import take_step

@@ -153,9 +153,6 @@ class Instruction:
     counted: int | None = _field(
         "count", "the last round in which the site's answer was accepted, 0: none so far; nothing: not known"
     )
-    best: int | None = _field(
-        "count", "the round whose model is the best so far, where sites keep personal models; nothing: none is chosen"
-    )
     log: Mapping[str, Any] = _field("head", "the audit log's head, signed by the server", default={}, exchanges=_ALL)
 
 

@@ -47,13 +47,12 @@ class Stored:
     """A dense tensor as plain bytes in a file, which nothing else writes to.
 
     Attributes:
-        file: its path, or the open file where it has no name.
         offset: bytes before the tensor's first one.
         dtype: of its entries, in this machine's byte order.
         owner: what deletes the file once nobody holds it.
     """
 
-    file: Path | BinaryIO
+    file: Path
     offset: int
     dtype: torch.dtype
     shape: tuple[int, ...]
@@ -83,11 +82,8 @@ class Stored:
         size = max(stop - start, 0) * self.dtype.itemsize
         found = bytearray(size)
         place = self.offset + start * self.dtype.itemsize
-        if isinstance(self.file, Path):
-            with self.file.open("rb", buffering=0) as file:
-                read = os.preadv(file.fileno(), [found], place)
-        else:
-            read = os.preadv(self.file.fileno(), [found], place)
+        with self.file.open("rb", buffering=0) as file:
+            read = os.preadv(file.fileno(), [found], place)
         if read != size:
             raise ValueError(f"a tensor in a file: expected {size} bytes, found {read}")
         return torch.frombuffer(found, dtype=self.dtype) if size else torch.empty(0, dtype=self.dtype)

@@ -8,11 +8,8 @@ its thread, without a GPU, with one torch thread and without TenSEAL, whose obje
 NumPy's OpenBLAS, whose threads start with the import, ends them before a fork by itself. Anywhere else a process is
 spawned, which imports everything anew: two to three seconds of CPU time, and on a GPU a CUDA context of its own.
 
-A message between two of these processes is one block of memory that both map: the pickled message, then its tensors,
-each on a boundary of 64 bytes as torch's own. A small block goes through the socket. A larger one is written once, into
-memory without a name, and its descriptor goes through the socket; the receiver's tensors are views of it, and it is
-gone with the last of them. So nothing is left behind however the processes end, and a container's small /dev/shm does
-not limit a model's size.
+A message between two of these processes is pickled, its tensors in their own layout. The receiver's are copies that
+begin on a boundary of 64 bytes, as torch's own do: some kernels round by the alignment.
 
 Both ends belong to one command and one user: what is unpickled here comes from nobody else.
 """
@@ -23,7 +20,6 @@ import contextlib
 import ctypes
 import gc
 import io
-import mmap
 import multiprocessing
 import os
 import pickle
@@ -31,45 +27,46 @@ import signal
 import socket
 import struct
 import sys
-import tempfile
 import threading
 import time
 import traceback
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from multiprocessing.connection import wait
 from typing import Any, Literal, NoReturn
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from fairflare.core.processes import GRACE, LOOK
 from fairflare.core.signals import ends_by_signal
 
-INLINE = 3000
-"""Bytes of a block that goes through the socket: a few of these fit into its buffer, so that sending does not wait."""
-ALIGNED = 64
-HEADER = struct.Struct("<QQ?")
-"""Bytes of the block, bytes of the pickled message in it, whether a descriptor comes with it."""
+SIZE = struct.Struct("<Q")
 
 
-@dataclass(frozen=True)
-class Packed:
-    """A message ready to be sent, as often as one likes.
+def pack(message: Any) -> bytes:
+    """``message`` ready to be sent, as often as one likes."""
+    buffer = io.BytesIO()
+    _Pickler(buffer, pickle.HIGHEST_PROTOCOL).dump(message)
+    return buffer.getvalue()
 
-    Attributes:
-        block: the message and its tensors; a map that other processes can share, or bytes for the socket.
-        descriptor: of the shared memory, -1 without; closed with this object.
-    """
 
-    header: bytes
-    block: mmap.mmap | bytearray
-    descriptor: int = -1
+class _Pickler(pickle.Pickler):
+    """Writes plain tensors of this machine's memory as their bytes; other values as usual."""
 
-    def __del__(self) -> None:
-        if self.descriptor >= 0:
-            os.close(self.descriptor)
+    def reducer_override(self, value: Any) -> Any:
+        if type(value) is not Tensor or value.device.type != "cpu" or value.layout != torch.strided:
+            return NotImplemented
+        if value.is_quantized or value.requires_grad:
+            return NotImplemented
+        dense = value if value.is_contiguous() else value.clone()  # a layout such as channels-last stays what it is
+        flat = dense.as_strided((dense.numel(),), (1,)).view(torch.uint8).numpy()
+        return _tensor, (flat, value.dtype, tuple(value.shape), dense.stride())
+
+
+def _tensor(flat: np.ndarray, dtype: torch.dtype, shape: tuple[int, ...], strides: tuple[int, ...]) -> Tensor:
+    return torch.from_numpy(flat).clone().view(dtype).as_strided(shape, strides)
 
 
 class Channel:
@@ -92,116 +89,27 @@ class Channel:
     def send(self, message: Any) -> None:
         self.send_packed(pack(message))
 
-    def send_packed(self, packed: Packed) -> None:
-        """Send what ``pack`` made; the receiver gets memory of its own to map, which costs no copy."""
-        if packed.descriptor >= 0:
-            socket.send_fds(self._socket, [packed.header], [packed.descriptor])
-        else:
-            self._socket.sendall(packed.header + bytes(packed.block))
+    def send_packed(self, packed: bytes) -> None:
+        """Send what ``pack`` made; waits until the receiver has taken all but what the socket's buffer holds."""
+        self._socket.sendall(SIZE.pack(len(packed)))
+        self._socket.sendall(packed)
 
     def receive(self) -> Any:
         """The next message. Raises EOFError: the other end is closed."""
-        try:  # a descriptor comes with the header's first byte
-            start, descriptors, _, _ = socket.recv_fds(self._socket, HEADER.size, 1)
-        except ConnectionResetError:
-            raise EOFError from None
-        size, length, shared = HEADER.unpack(start + self._read(HEADER.size - len(start)))
-        if not shared:
-            return _Unpickler(bytearray(self._read(size)), length).load()
-        try:
-            block = mmap.mmap(descriptors[0], size, access=mmap.ACCESS_COPY)  # whoever writes into it has a copy
-        finally:
-            os.close(descriptors[0])
-        return _Unpickler(block, length).load()
+        (size,) = SIZE.unpack(self._read(SIZE.size))
+        return pickle.loads(self._read(size))
 
-    def _read(self, count: int) -> bytes:
-        found = b""
-        while len(found) < count:
-            more = self._socket.recv(count - len(found))
+    def _read(self, count: int) -> bytearray:
+        found, start = bytearray(count), 0
+        while start < count:
+            try:
+                more = self._socket.recv_into(memoryview(found)[start:])
+            except ConnectionResetError:
+                more = 0
             if not more:
                 raise EOFError
-            found += more
+            start += more
         return found
-
-
-def connected() -> tuple[socket.socket, socket.socket]:
-    """Two ends of a connection, for two channels."""
-    return socket.socketpair()
-
-
-def pack(message: Any) -> Packed:
-    """``message`` as one block; its tensors are copied once."""
-    buffer = io.BytesIO()
-    pickler = _Pickler(buffer, pickle.HIGHEST_PROTOCOL)
-    pickler.dump(message)
-    pickled = buffer.getvalue()
-    start = _aligned(len(pickled))
-    size = start + pickler.size
-    descriptor = _memory(size) if size > INLINE else -1
-    block = mmap.mmap(descriptor, size) if size > INLINE else bytearray(size)
-    block[: len(pickled)] = pickled
-    for tensor, place in pickler.places.values():
-        _view(block, start, place).copy_(tensor)
-    return Packed(HEADER.pack(size, len(pickled), size > INLINE), block, descriptor)
-
-
-Place = tuple[int, torch.dtype, tuple[int, ...], tuple[int, ...]]
-"""Where a tensor lies behind the message, its type, shape and strides."""
-
-
-class _Pickler(pickle.Pickler):
-    """Leaves the tensors out, and says where each of them is to lie."""
-
-    def __init__(self, file: io.BytesIO, protocol: int) -> None:
-        super().__init__(file, protocol)
-        self.places: dict[int, tuple[Tensor, Place]] = {}
-        self.size = 0
-
-    def persistent_id(self, value: Any) -> Place | None:
-        """The place of a plain tensor of this machine's memory; other values are pickled as usual."""
-        if type(value) is not Tensor or value.device.type != "cpu" or value.layout != torch.strided:
-            return None
-        if value.is_quantized or value.requires_grad:
-            return None
-        if id(value) not in self.places:
-            dense = torch.empty_like(value, device="meta").stride()  # a layout such as channels-last stays what it is
-            self.places[id(value)] = value, (self.size, value.dtype, tuple(value.shape), tuple(dense))
-            self.size += _aligned(value.nbytes)
-        return self.places[id(value)][1]
-
-
-class _Unpickler(pickle.Unpickler):
-    def __init__(self, block: mmap.mmap | bytearray, length: int) -> None:
-        super().__init__(io.BytesIO(block[:length]))
-        self._block, self._start = block, _aligned(length)
-
-    def persistent_load(self, place: Place) -> Tensor:
-        """The tensor at ``place``: a view of shared memory, a copy of what came through the socket."""
-        found = _view(self._block, self._start, place)
-        return found.clone() if isinstance(self._block, bytearray) else found
-
-
-def _view(block: mmap.mmap | bytearray, start: int, place: Place) -> Tensor:
-    offset, dtype, shape, strides = place
-    count = torch.Size(shape).numel()
-    if not count:
-        return torch.empty_strided(shape, strides, dtype=dtype)
-    return torch.frombuffer(block, dtype=dtype, count=count, offset=start + offset).as_strided(shape, strides)
-
-
-def _aligned(size: int) -> int:
-    return -(-size // ALIGNED) * ALIGNED
-
-
-def _memory(size: int) -> int:
-    """Descriptor of so many bytes of memory that has no name; where a system lacks that, of a file without one."""
-    if hasattr(os, "memfd_create"):
-        descriptor = os.memfd_create("fairflare")
-    else:
-        with tempfile.TemporaryFile() as file:
-            descriptor = os.dup(file.fileno())
-    os.ftruncate(descriptor, size)
-    return descriptor
 
 
 StartMethod = Literal["fork", "spawn"]
@@ -239,7 +147,7 @@ class Worker:
             target: called with the process's own channel and ``arguments``; "spawn" pickles them all.
             siblings: the workers that were started before; a forked process closes its copies of their channels.
         """
-        own, its = connected()
+        own, its = socket.socketpair()
         self._end: socket.socket = own
         inherited = [own, *(sibling._end for sibling in siblings)] if method == "fork" else []
         self.channel = Channel(own)

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -29,8 +29,6 @@ FEDERATED, SOLO = "federated", "solo"
 LOW, HIGH = "low", "high"
 """The ends of the interval of federated minus solo."""
 N, ROUNDS = "n", "rounds"
-TREES = {SOLO: "trees", LOW: "trees_low", HIGH: "trees_high"}
-"""What the numbers of a pair are called whose second model is gradient boosting at the site alone."""
 
 
 def reports(
@@ -38,20 +36,13 @@ def reports(
     group_metrics: Sequence[str],
     groups: Sequence[str],
     range_of: Callable[[str], tuple[float, float]] = lambda metric: (0.0, 1.0),
-    *,
-    trees: bool = False,
 ) -> tuple[Number, ...]:
-    """The numbers that a site may send; with ``trees`` those of gradient boosting too."""
+    """The numbers that a site may send."""
     found = [
         Number(ROUNDS, 0.0, float(MOST_STEPS), "rounds that the site has trained alone so far"),
         Number(N, 0.0, float(MOST_EXAMPLES), "cases of the test split"),
         *(one for metric in metrics for one in _numbers(metric, "", *range_of(metric))),
     ]
-    for one in list(found) if trees else ():
-        kind, _, metric = one.name.partition(".")
-        if kind in TREES:
-            text = one.meaning.replace("the model that it has trained alone", "gradient boosting there alone")
-            found.append(Number(f"{TREES[kind]}.{metric}", one.low, one.high, text))
     for group in groups:
         found.append(Number(f"{N}/{group}", 1.0, float(MOST_EXAMPLES), "test cases of the group"))
         found += [one for metric in group_metrics for one in _numbers(metric, f"/{group}", *range_of(metric))]
@@ -120,15 +111,6 @@ def measured(
                 continue
             found |= _told(metric, where, points, drawn)
     return found
-
-
-def against_trees(
-    pair: Pair, trees: Predictions, scoring: Task, min_count: int | None, seed: int, site: str
-) -> dict[str, float]:
-    """What may leave of gradient boosting on the same cases: its metrics, and the intervals of federated less its."""
-    found = measured(replace(pair, solo=trees), scoring, (), min_count, seed, site)
-    split = ((name.partition("."), value) for name, value in found.items())
-    return {f"{TREES[kind]}.{metric}": value for (kind, _, metric), value in split if kind in TREES}
 
 
 def _both(pair: Pair) -> tuple[tuple[str, Predictions], tuple[str, Predictions]]:

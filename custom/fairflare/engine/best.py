@@ -6,27 +6,20 @@ t + 1's line of the log, those of the last round in the final evaluation. So not
 before, and a run that goes on after a kill makes the same choice from the same lines. Two models are compared over the
 sites that scored both, at least as many as a round needs: another set of sites would compare hospitals, not models.
 
-``Backlog`` scores the models of the last rounds on the shared test sets, off the rounds' path: where sites compute on
-other machines, one thread scores while the server waits for answers; what is left is scored after the last round. One
-model is in memory at a time, and no round waits for a score. ``ModelFiles`` are models of single rounds in a folder of
-the run, a file each, which goes when it is needed no more.
+``ModelFiles`` are models of single rounds in a folder of the run, a file each, which goes when it is needed no more.
 """
 
 from __future__ import annotations
 
 import contextlib
 import itertools
-import threading
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import IntEnum
 from pathlib import Path
 from typing import Any
 
 from fairflare.core.errors import RunFailed, UserError
-from fairflare.core.types import PERSONAL, StateDict
+from fairflare.core.types import StateDict
 from fairflare.engine.checks import NO_CHOICE
 from fairflare.engine.files import (
     AUDIT,
@@ -34,7 +27,6 @@ from fairflare.engine.files import (
     BEST_MODELS,
     HALF_WRITTEN,
     SUFFIX,
-    UNSCORED,
     clear_half_written,
     is_there,
     read_model,
@@ -80,37 +72,6 @@ def number_of(name: str) -> int | None:
     number = name.removesuffix(SUFFIX)
     own = number.isascii() and number.isdigit() and len(number) < 10 and f"{int(number)}{SUFFIX}" == name
     return int(number) if own else None
-
-
-class Unscored(ModelFiles):
-    """Those of a run's last rounds whose scores on the shared test sets are owed: each goes when it is scored.
-
-    The log's line of a round says that its model is unscored and names it by its hash; the file is written after that
-    line and before the round's checkpoint, so that whatever a killed process leaves, each model is scored once.
-    """
-
-    def __init__(self, folder: Path) -> None:
-        super().__init__(folder / UNSCORED)
-
-    def read(self, round: int, sha256: str) -> StateDict:
-        """The model of ``round``; raises UserError unless it is there, and the one of which the log says ``sha256``."""
-        if not is_there(self.path(round)):
-            raise UserError(f"{UNSCORED}/{round}{SUFFIX}: is missing, and {AUDIT} holds no scores of round {round}")
-        model = read_model(self.path(round))
-        if model_hash(model) != sha256:
-            raise UserError(f"{UNSCORED}/{round}{SUFFIX}: is not the model that {AUDIT} says round {round} left")
-        return model
-
-    def check(self, run_history: RunHistory, round: int) -> None:
-        """Raise UserError unless all that is owed scores up to ``round`` is there, and nothing that the log lacks."""
-        found = {number for number in run_history.unscored if number <= round}
-        for path in self.all():
-            number = number_of(path.name)
-            if number is None or number not in run_history.left or run_history.completed:
-                raise UserError(f"{UNSCORED}/{path.name[:80]}: {AUDIT} says nothing of such a file")
-            found.add(number)
-        for number in sorted(found):
-            self.read(number, run_history.left[number])
 
 
 Entry = Mapping[str, Any]
@@ -196,14 +157,9 @@ class Choice:
         found = {site: reply["metrics"].get(self.metric) for site, reply in scored_in["accepted"].items()}
         return Candidate(round, model_sha256, {site: value for site, value in found.items() if value is not None})
 
-    def last(self, round: int, model_sha256: str, sites: Mapping[str, Entry], own: bool) -> Candidate:
-        """The model of the last round, which the final evaluation has scored.
-
-        Args:
-            own: whether layers stay at the sites: then a round's scores are of each site's own model, and so are these.
-        """
-        results = {site: (found.get(PERSONAL) or {}) if own else found for site, found in sites.items()}
-        values = {site: (found.get("val") or {}).get(self.metric) for site, found in results.items()}
+    def last(self, round: int, model_sha256: str, sites: Mapping[str, Entry]) -> Candidate:
+        """The model of the last round, which the final evaluation has scored."""
+        values = {site: (found.get("val") or {}).get(self.metric) for site, found in sites.items()}
         return Candidate(round, model_sha256, {site: value for site, value in values.items() if value is not None})
 
 
@@ -215,7 +171,7 @@ def check_line(entries: Sequence[Entry], line: Entry, least: int, rounds: int) -
     """Raise UserError where ``line``, the last choice that a log tells of, is not the one that its scores make."""
     evaluation = next(e for e in reversed(entries) if e["event"] == "evaluation")
     choice = of_line(line, least)
-    last = choice.last(rounds, evaluation["model_sha256"], evaluation["sites"], line["own"])
+    last = choice.last(rounds, evaluation["model_sha256"], evaluation["sites"])
     found = choice.final(choice.so_far(entries, rounds), last)
     if (found.round, found.model_sha256) != (line["round"], line["model_sha256"]):
         raise UserError(f"{AUDIT}: the chosen model is of round {line['round']}, by its scores it is {found.round}'s")
@@ -288,143 +244,3 @@ def check_files(
             raise UserError(f"{BEST}: is not the model that {AUDIT} says was chosen")
     elif ended and choice.chooses:
         raise UserError(f"{BEST}: is missing, and {AUDIT} says that the run ended")
-
-
-LAST = 5
-"""Rounds that a mean in the FedISM+ tables is over."""
-Score = Callable[[StateDict, bool, Callable[[], None]], dict[str, Any]]
-"""(A model, whether it is the final one, what to call before every batch) -> test set -> metrics."""
-
-
-class Beside(IntEnum):
-    """What the sites may be doing while the server scores."""
-
-    NOTHING = 0
-    """They compute in this process and in its network."""
-    EVALUATION = 1
-    """They compute on the cores of this machine, which a training round has a better use for."""
-    ROUNDS = 2
-    """They compute elsewhere."""
-
-
-@dataclass(frozen=True)
-class Scored:
-    """What one model got, as the log's line says it.
-
-    Attributes:
-        test_sets: test set -> "corrupted", "n" and "metrics".
-        seconds: "score": wall time, in which the thread may have waited for the server's own work.
-    """
-
-    round: int
-    model_sha256: str
-    test_sets: dict[str, Any]
-    seconds: dict[str, float]
-
-
-@dataclass
-class Backlog:
-    """The models that scores are owed for.
-
-    Attributes:
-        score: None where the task has no shared test sets.
-        owed: round -> hash of its model, which is in a file.
-    """
-
-    folder: Path
-    rounds: int
-    score: Score | None
-    beside: Beside
-    last: int = LAST
-    owed: dict[int, str] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        self._files = Unscored(self.folder)
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="scoring")  # which begins with the first model
-        self._found: dict[int, Future[Scored]] = {}
-        self._may_work, self._closed = threading.Event(), False
-
-    def check(self, run_history: RunHistory, round: int) -> None:
-        self._files.check(run_history, round)
-
-    def go_on(self, run_history: RunHistory, round: int) -> None:
-        """Take over what a process has left that came to the end of ``round``."""
-        self.owed = {number: run_history.left[number] for number in sorted(run_history.unscored) if number <= round}
-        self._files.clear(set(self.owed))
-
-    def wants(self, round: int) -> bool:
-        return self.score is not None and round > self.rounds - self.last
-
-    def owe(self, round: int, model: StateDict, sha256: str) -> None:
-        """Keep the model of ``round``, of which the log has just said ``sha256``."""
-        self._files.write(round, model)
-        self.owed[round] = sha256
-
-    @contextlib.contextmanager
-    def while_sites(self, do: Beside) -> Iterator[None]:
-        """Within: the thread may work, if it may beside what the sites do; outside it waits, after the batch it is at.
-
-        Its priority is the process's: a thread of a lower one that holds Python's lock would keep the others waiting.
-        """
-        if self.beside < do or self.score is None:
-            yield
-            return
-        for number in self.owed:
-            if number not in self._found:
-                self._found[number] = self._thread.submit(self._scored, number)
-        self._may_work.set()
-        try:
-            yield
-        finally:
-            self._may_work.clear()
-
-    def ready(self) -> Iterator[Scored]:
-        """What the thread has found, in the order of the rounds; without waiting."""
-        for number in list(self.owed):
-            future = self._found.get(number)
-            if future is None or not future.done() or future.exception():
-                return
-            yield future.result()
-
-    def rest(self, round: int) -> Iterator[Scored]:
-        """What is owed up to ``round``, waited for; raises RunFailed where a file is not the model of the log."""
-        self._may_work.set()
-        for number in [number for number in self.owed if number <= round]:
-            future = self._found.pop(number, None)
-            yield future.result() if future else self._scored(number)
-
-    def logged(self, scored: Scored) -> None:
-        """The log holds it: the model's file is needed no more."""
-        del self.owed[scored.round]
-        self._found.pop(scored.round, None)
-        self._files.clear(set(self.owed))
-
-    def now(self, model: StateDict) -> dict[str, Any]:
-        """The scores of a run's last model on all test sets, once nothing else is to be scored."""
-        self.close()
-        self._thread.shutdown(wait=True)  # it uses the same network
-        return self.score(model, True, lambda: None) if self.score is not None else {}
-
-    def close(self) -> None:
-        """The thread ends after the batch that it is at, and begins with no other model."""
-        self._closed = True
-        self._may_work.set()
-        self._thread.shutdown(wait=False, cancel_futures=True)
-
-    def _scored(self, number: int) -> Scored:
-        self._wait()
-        assert self.score is not None  # else nothing is owed
-        started, sha256 = time.monotonic(), self.owed[number]
-        found = self.score(self._read(number, sha256), number == self.rounds, self._wait)
-        return Scored(number, sha256, found, {"score": time.monotonic() - started})
-
-    def _read(self, number: int, sha256: str) -> StateDict:
-        try:
-            return self._files.read(number, sha256)
-        except UserError as error:
-            raise RunFailed(str(error)) from None
-
-    def _wait(self) -> None:
-        self._may_work.wait()
-        if self._closed:
-            raise RunFailed("the run has ended")

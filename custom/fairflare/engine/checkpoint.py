@@ -51,12 +51,10 @@ def save_checkpoint(path: Path, checkpoint: Checkpoint) -> None:
 def load_checkpoint(path: Path) -> Checkpoint:
     """Read what ``save_checkpoint`` wrote, which is data; raises UserError where the file holds anything else."""
     content = read_tensors(path)
-    # Checkpoints from before there were such states hold none.
-    later: dict[str, Any] = {"server": {}, "models": {}, "trainer": {}}
-    if not isinstance(content, dict) or {*content, *later} != {field.name for field in fields(Checkpoint)}:
+    if not isinstance(content, dict) or set(content) != {field.name for field in fields(Checkpoint)}:
         raise UserError(f"{path.name}: expected a checkpoint as this version writes it")
     checkpoint = Checkpoint(**content)
-    if misfit(later | content, SHAPE, path.name) or checkpoint.round < 1:
+    if misfit(content, SHAPE, path.name) or checkpoint.round < 1:
         raise UserError(f"{path.name}: expected a checkpoint's round, state and declared numbers of examples")
     for model in (checkpoint.model, *checkpoint.models.values()):
         checked_model(model, path.name)

@@ -148,7 +148,7 @@ def _check_tensors(received: Any, tensors: Mapping[str, schema.Slot]) -> None:
 
 def _check_count(value: Any, tensors: Mapping[str, schema.Slot]) -> None:
     if value is not None and (type(value) is not int or value < 0):
-        raise ValueError("counted, best: expected a number from 0 on")
+        raise ValueError("counted: expected a number from 0 on")
 
 
 CHECKS: Mapping[str, Callable[[Any, Mapping[str, schema.Slot]], None]] = {

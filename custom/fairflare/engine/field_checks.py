@@ -294,16 +294,12 @@ def check_counts(scalars: Mapping[str, float], specs: Sequence[Number], n_exampl
         value, most = scalars[name], times * n_examples
         if value != int(value) or value > most:
             raise _wrong(f"{name}: expected a whole number of at most {most:g}, got {value:g}")
-    _check_sizes(scalars, n_examples)
+    # Groups are parts of the training split.
+    sizes = [value for name, value in scalars.items() if name.startswith(f"{GROUP_COUNT}/")]
+    if any(value != int(value) for value in sizes) or sum(sizes) > n_examples:
+        raise _wrong(f"group_count: expected whole numbers of at most {n_examples} in all")
     if SEEN in counted:
         _check_decisions(scalars)
-
-
-def _check_sizes(scalars: Mapping[str, float], n_examples: int) -> None:
-    """Groups are parts of the training split: whole numbers whose sum is not above its size."""
-    counts = [value for name, value in scalars.items() if name.startswith(f"{GROUP_COUNT}/")]
-    if any(value != int(value) for value in counts) or sum(counts) > n_examples:
-        raise _wrong(f"group_count: expected whole numbers of at most {n_examples} in all")
 
 
 def _check_decisions(scalars: Mapping[str, float]) -> None:

@@ -29,9 +29,8 @@ from fairflare.engine.hashes import model_hash, state_hash
 
 Entry = Mapping[str, Any]
 FORMAT = 4
-"""Of the log; in format 3 every line was whole, and in format 2 a round's own line held its model's scores."""
-READABLE = (2, 3, FORMAT)
-"""Format 1 had none written down, and bound neither rule state nor reports."""
+"""Of the log; in format 3 every line was whole."""
+READABLE = (3, FORMAT)
 FURTHER = "exchange"
 """Event of an exchange of a plugin."""
 REPORT, COUNTERSIGNED, COMPLETED = "report", "countersigned", "completed"
@@ -42,7 +41,7 @@ NUMBERS = {str: NUMBER}
 COUNTS = {str: int}
 REJECTED = {str: {"code": str, "detail": str}}
 OF_MODEL = {"rejected": REJECTED, "model_sha256": str}
-CHOICE = {"by": str, "weight": NUMBER, "metric": str, "higher": bool, "own": bool}
+CHOICE = {"by": str, "weight": NUMBER, "metric": str, "higher": bool}
 LEFT = {"model_sha256": str, "state_sha256": str, "declared": COUNTS}
 SHAPES: dict[str, dict[Any, Any]] = {
     "start": {"log_format": int, "rounds": int, "sites": [str], "preflight": {str: dict}, "rejected": REJECTED, **LEFT},
@@ -120,8 +119,7 @@ class RunHistory:
         finish: the line that ended the run, empty while it goes on.
         evaluated: whether the final model has been evaluated since the run last went on.
         reports: the lines that record a report, in their order.
-        left: round -> hash of the model that it left to be scored later.
-        unscored: those of these rounds whose scores are still owed.
+        unscored: rounds whose models' scores are still owed.
         models: round -> hash of the model that it left.
         chosen: the line that names the best model, since the run last went on; empty: none does.
         choices: hashes of all models that such a line has named.
@@ -137,7 +135,6 @@ class RunHistory:
     evaluated: bool = False
     last: Entry = field(default_factory=dict)
     reports: list[Entry] = field(default_factory=list)
-    left: dict[int, str] = field(default_factory=dict)
     unscored: set[int] = field(default_factory=set)
     models: dict[int, str] = field(default_factory=dict)
     chosen: Entry = field(default_factory=dict)
@@ -221,17 +218,16 @@ def _round(run: RunHistory, entry: Entry, number: int) -> None:
     run.before, run.standing = run.standing, _standing(expected, entry)
     run.models[expected] = entry["model_sha256"]
     run.counted_before, run.counted = run.counted, {**run.counted, **dict.fromkeys(entry["accepted"], expected)}
-    if not isinstance(entry.get("test_sets", {}), dict) or entry.get("unscored", True) is not True:
+    if entry.get("unscored", True) is not True:
         raise UserError(f"{files.AUDIT}: line {number}: round without proper scores")
     if "unscored" in entry:
-        run.left[expected] = entry["model_sha256"]
         run.unscored.add(expected)
 
 
 def _scores(run: RunHistory, entry: Entry, number: int) -> None:
     scored = entry["round"]
     owed = scored in run.unscored and scored <= run.standing.round
-    if run.finish or not owed or entry["model_sha256"] != run.left[scored]:
+    if run.finish or not owed or entry["model_sha256"] != run.models[scored]:
         raise UserError(f"{files.AUDIT}: line {number}: no scores of round {str(scored)[:20]} can stand here")
     run.unscored.remove(scored)
     if scored == run.standing.round:

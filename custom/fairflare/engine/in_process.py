@@ -25,7 +25,7 @@ from fairflare.core.findings import Finding
 from fairflare.core.schema import Answer, Instruction
 from fairflare.core.types import Batch, LocalWork, Objective, StateDict
 from fairflare.core.validation import some
-from fairflare.core.workers import Channel, Packed, StartMethod, Worker, pack, portable, raise_here, ready, stop
+from fairflare.core.workers import Channel, StartMethod, Worker, pack, portable, raise_here, ready, stop
 from fairflare.engine.site import Site
 from fairflare.trainers.base import PLACE, Optimizer, PlainTrainer, Trainer
 
@@ -116,9 +116,6 @@ class Stacked(InProcess):
         yield from super().exchange(instructions)
 
 
-AHEAD = 2
-"""Instructions that a worker has at once: it need not wait while the server looks at its last answer."""
-
 Announce = Callable[[str], None]
 Tell = Callable[[str, Finding], None]
 Builder = Callable[[Sequence[str], Announce, Tell], Mapping[str, Site]]
@@ -181,7 +178,7 @@ class InWorkers:
             RunFailed: a worker has ended; its sites are named.
         """
         self._number += 1
-        packed: dict[int, Packed] = {}
+        packed: dict[int, bytes] = {}
         for worker in self._workers:
             worker.waiting.clear()
         for name in sorted(instructions):
@@ -208,30 +205,33 @@ class InWorkers:
         elif kind == "failed":
             raise_here(*content)
         else:
-            worker.busy -= 1
+            worker.busy = False
             number, answer = content
             return answer if number == self._number else None  # of an exchange that was broken off
         return None
 
 
 class _SiteWorker:
-    """The server's side of one worker: what it has yet to be sent (``waiting``), answers that it owes (``busy``)."""
+    """The server's side of one worker: what it has yet to be sent (``waiting``), whether it owes an answer (``busy``).
+
+    It is sent nothing while it owes one: both sides would wait for the other to read.
+    """
 
     def __init__(self, process: Worker, names: Sequence[str]) -> None:
         self.process, self.names = process, names
         self.waiting: deque[tuple[str, Instruction]] = deque()
-        self.busy = 0
+        self.busy = False
         self._model = (0, 0)
 
-    def feed(self, number: int, packed: dict[int, Packed]) -> None:
-        """Send what waits, as far as the worker may have it at once; ``packed``: the exchange's models by identity."""
-        while self.waiting and self.busy < AHEAD:
+    def feed(self, number: int, packed: dict[int, bytes]) -> None:
+        """Send what comes next, unless it is busy; ``packed``: the exchange's models by identity."""
+        if self.waiting and not self.busy:
             name, instruction = self.waiting.popleft()
             with contextlib.suppress(ConnectionError):  # it has ended: what it said last is still there to be received
                 self._send(number, name, instruction, packed)
-            self.busy += 1
+            self.busy = True
 
-    def _send(self, number: int, name: str, instruction: Instruction, packed: dict[int, Packed]) -> None:
+    def _send(self, number: int, name: str, instruction: Instruction, packed: dict[int, bytes]) -> None:
         model = instruction.model
         if model and self._model != (number, id(model)):
             if id(model) not in packed:

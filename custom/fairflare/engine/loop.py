@@ -3,11 +3,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import shutil
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -20,7 +19,7 @@ from fairflare.core.schema import IN_USE, Answer, Instruction, Transport, flat
 from fairflare.core.types import CLINICAL, PERSONAL, Info, Reply, Round, StateDict
 from fairflare.engine import files, history
 from fairflare.engine.audit import AuditLog
-from fairflare.engine.best import LAST, Backlog, Beside, Best, Choice, Score, Scored, check_files
+from fairflare.engine.best import Best, Choice, check_files
 from fairflare.engine.checkpoint import Checkpoint, save_checkpoint
 from fairflare.engine.checks import Rejection, silent
 from fairflare.engine.combination import Aggregation, Plain, Trained
@@ -32,13 +31,17 @@ from fairflare.engine.hashes import model_hash
 from fairflare.engine.norms import remembered
 from fairflare.engine.preflight import Statement, inspect_preflight, refusal, too_small, turned_away
 from fairflare.engine.straggler_policy import EarlyEnd, Participation
-from fairflare.engine.traffic import Spooled, Traffic
+from fairflare.engine.traffic import Traffic
 from fairflare.participation import All, Selector
 from fairflare.privacy.identity import Identity
 from fairflare.server_optimizers.base import Add, ServerOptimizer
 from fairflare.trainers.base import PlainTrainer, ServerState, Trainer
 
 T = TypeVar("T")
+LAST = 5
+"""Rounds that a mean in the FedISM+ tables is over."""
+Score = Callable[[StateDict, bool], dict[str, Any]]
+"""(A model, whether it is the final one) -> test set -> metrics."""
 NOT_CONNECTED = "is named and was not connected at the start: the next segment takes it up"
 
 
@@ -66,6 +69,7 @@ class Federation:
         leave_out: a site that trains nothing and is only evaluated at the end; empty: none.
         score: metrics on the task's shared test sets, asked for the model of each of the last rounds; None: there are
             none.
+        scored_rounds: how many the last rounds are.
         accept: codes of preflight's errors that count as warnings in this run.
         selector: says which of the training sites that are there take part in a round; min_sites is judged among them.
         early_end: when the transport ends a round's training exchange; who is missing then is late and not absent.
@@ -87,7 +91,6 @@ class Federation:
     leave_out: str = ""
     score: Score | None = None
     scored_rounds: int = LAST
-    beside: Beside = Beside.NOTHING
     aggregation: Aggregation = field(default_factory=Plain)
     accept: Sequence[str] = ()
     selector: Selector = field(default_factory=All)
@@ -112,14 +115,12 @@ class Federation:
         follower = history.Follower()
         self._audit = AuditLog(self.folder / files.AUDIT, follower.saw)
         self._signed = Countersigned(self.transport, self.signer, lambda: self._audit.head()) if self.signer else None
-        self._traffic = Traffic(Spooled(self._signed or self.transport))
-        self._backlog = Backlog(self.folder, self.rounds, self.score, self.beside, self.scored_rounds)
+        self._traffic = Traffic(self._signed or self.transport)
         self._best = Best(self.folder, self.choice)
         standing = [self._open(initial, follower)]
         self._first = initial if any(one.needs_first for one in self.exchanges) else {}
         del initial, follower  # the next model takes its place in memory
-        with contextlib.closing(self._backlog):
-            return self._run(standing.pop()).model
+        return self._run(standing.pop()).model
 
     def countersign(self) -> None:
         """Send the sites that are there the head of the log, reports included, and log who signed it; once, last.
@@ -144,44 +145,41 @@ class Federation:
 
     def _run(self, standing: Checkpoint) -> Checkpoint:
         try:
+            self._log_scores(standing)
             for number in range(standing.round + 1, self.rounds + 1):
                 standing = self._round(standing, Round(number, max(self.rounds, self.horizon)))
+                self._log_scores(standing)
             chosen = self._choose(standing, self._evaluate(standing))
             for exchange in self.exchanges:
                 self._ask(exchange, standing, chosen)
-            self._log_scores(self._backlog.rest(standing.round))
         except RunFailed as failure:
-            self._fail(standing, str(failure))
+            self._close(standing, "failed", str(failure))
             raise
         except Exception as error:
-            self._fail(standing, NO_SPACE if is_full(error) else f"internal error: {type(error).__name__}")
+            reason = NO_SPACE if is_full(error) else f"internal error: {type(error).__name__}"
+            self._close(standing, "failed", reason)
             raise
         self._close(standing, history.COMPLETED, "")
         return standing
 
-    def _fail(self, standing: Checkpoint, reason: str) -> None:
-        """The run ends with what it has; models that cannot be scored now stay in their files."""
-        with contextlib.suppress(Exception):  # whatever it is, the line that says why the run failed must be written
-            self._log_scores(self._backlog.rest(standing.round))
-        self._close(standing, "failed", reason)
-
     def _open(self, initial: StateDict, follower: history.Follower) -> Checkpoint:
         """Where the federation stands; of a run that has begun nothing is changed before all of it fits together."""
-        standing = Checkpoint(round=0, model=initial)
+        standing, self._owed = Checkpoint(round=0, model=initial), False
         run_history, entries = self._run_history(follower), self._audit.entries
         if run_history is not None:
             begun = Checkpoint(round=0, model=initial, declared=run_history.start["declared"])
             standing = history.read_standing(self.folder, run_history) or begun
             history.read_final(self.folder, run_history)
-            self._backlog.check(run_history, standing.round)
             check_files(self.folder, run_history, entries, self.choice, standing.round, ended=False)
             if standing is begun and model_hash(initial) != run_history.start["model_sha256"]:
                 raise UserError(f"{files.AUDIT}: begins with another initial model than this configuration makes here")
             (self.folder / files.MODEL).unlink(missing_ok=True)
-            self._backlog.go_on(run_history, standing.round)
             self._best.go_on(entries, standing.round)
             rounds = (entry for entry in entries if entry["event"] == "round" and entry["round"] <= standing.round)
             self.aggregation.go_on(sorted(entry["accepted"]) for entry in rounds)
+            self._owed = standing.round in run_history.unscored
+            if lost := [number for number in run_history.unscored if number < standing.round]:
+                raise UserError(f"{files.AUDIT}: the scores of round {lost[0]} are owed, whose model nobody has")
         self._sha256, self._known = model_hash(standing.model), set(standing.declared)
         self._counted = run_history.counted_until(standing.round) if run_history is not None else {}
         return self._preflight(standing)
@@ -194,7 +192,7 @@ class Federation:
         """
         self._event = "start"
         if not self._audit.first:
-            for name in (files.CHECKPOINT, files.MODEL, files.UNSCORED, files.BEST, files.BEST_MODELS):
+            for name in (files.CHECKPOINT, files.MODEL, files.BEST, files.BEST_MODELS):
                 if files.is_there(self.folder / name):
                     raise UserError(f"{name}: lies there without the {files.AUDIT} that it belongs to")
             return None
@@ -269,10 +267,10 @@ class Federation:
 
     def _last_scores(self, standing: Checkpoint) -> dict[str, Any]:
         """The last good model's scores on all test sets, of a run that failed between two rounds."""
-        if not 0 < standing.round < self.rounds:
+        if self.score is None or not 0 < standing.round < self.rounds:
             return {}
         try:
-            return self._backlog.now(standing.model)
+            return self.score(standing.model, True)
         except Exception:  # whatever it is, the line that says why the run failed must be written
             return {}
 
@@ -300,11 +298,9 @@ class Federation:
         left = history.left_behind(after)
         seconds = {"exchange": exchanged - started, "aggregate": time.monotonic() - exchanged}
         entry = round_entry(round, verdict, outcome, combined.answers) | selection | {"rounds": self.rounds}
-        owed = self._backlog.wants(round.number)
+        owed = self.score is not None and round.number > self.rounds - self.scored_rounds
         later = {"unscored": True} if owed else {}
         line = self._log("round", **entry, **later, seconds=seconds, bytes=self._traffic.taken(), **left)
-        if owed:
-            self._backlog.owe(round.number, outcome.model, left["model_sha256"])
         self._best.challenge(standing.round, standing.model, self._sha256, line)
         after = dataclasses.replace(after, entry=line["hash"])
         if standing.round and set(after.declared) - self._known:
@@ -316,15 +312,20 @@ class Federation:
         self._known = set(after.declared)
         save_checkpoint(self.folder / files.CHECKPOINT, after)
         self._best.settle()
-        self._sha256 = left["model_sha256"]
+        self._sha256, self._owed = left["model_sha256"], owed
         self._counted |= dict.fromkeys(line["accepted"], round.number)
-        self._log_scores(self._backlog.ready())
         return after
 
-    def _log_scores(self, found: Iterable[Scored]) -> None:
-        for scored in found:
-            self._log("scores", **vars(scored))
-            self._backlog.logged(scored)
+    def _log_scores(self, standing: Checkpoint) -> None:
+        """Score the round's model where that is owed; after a kill the run that goes on does, from the checkpoint."""
+        if not self._owed or self.score is None:
+            return
+        started = time.monotonic()
+        found = self.score(standing.model, standing.round == self.rounds)
+        seconds = {"score": time.monotonic() - started}
+        about = {"round": standing.round, "model_sha256": self._sha256}
+        self._log("scores", **about, test_sets=found, seconds=seconds)
+        self._owed = False
 
     def _for_trainer(
         self, standing: Checkpoint, round: Round, verdict: Verdict, outcome: Outcome
@@ -361,8 +362,7 @@ class Federation:
         sent = {site: self._sent_to(site, standing, info) for site in selected}
         instructions = {site: Instruction("train", round, model, **sent[site]) for site, model in models.items()}
         invited = {site: Instruction("preflight", round, {}) for site in away}
-        with self._backlog.while_sites(Beside.ROUNDS):
-            answered = list(self._traffic.exchange(instructions | invited))
+        answered = list(self._traffic.exchange(instructions | invited))
         answers = [answer for answer in answered if answer.site in instructions]
         statements, refused, standing = self._read_statements([a for a in answered if a.site in invited], standing)
         barred = turned_away(statements, refused)
@@ -376,8 +376,7 @@ class Federation:
         orders = rule.orders(state, site, info), trainer.orders(own, site, info)
         tensors = rule.tensors_for(state, site, info), trainer.tensors_for(own, site, info)
         counted = self._counted.get(site, 0)
-        best = {"best": self._best.found.round} if self.gate.personal_results and self._best.found else {}
-        return {"orders": _joined(*orders), "tensors": flat(_joined(*tensors)), "counted": counted, **best}
+        return {"orders": _joined(*orders), "tensors": flat(_joined(*tensors)), "counted": counted}
 
     def _training_sites(self) -> list[str]:
         return [site for site in self.transport.sites() if site != self.leave_out]
@@ -411,17 +410,15 @@ class Federation:
         """
         if not self.choice.chooses:
             return standing.model
-        own = bool(self.trainer.personal_entries(standing.model))
-        last = self.choice.last(standing.round, self._sha256, evaluated, own)
+        last = self.choice.last(standing.round, self._sha256, evaluated)
         best = self.choice.final(self._best.found, last)
         model, sites, rejections = standing.model, dict[str, dict[str, Any]](), list[Rejection]()
         shows = self._shows_chosen()
         if best is not last or shows:
             model = standing.model if best is last else self._best.model()
             present, _ = self._participation.of(self.transport.sites())
-            used, left = present if shows else (), Round(best.round, self.rounds)
-            sites, rejections = self._results(dict.fromkeys(present, model), used, left)
-        shown = {"weight": self.choice.weight, "metric": self.choice.metric, "higher": self.choice.higher, "own": own}
+            sites, rejections = self._results(dict.fromkeys(present, model), present if shows else ())
+        shown = {"weight": self.choice.weight, "metric": self.choice.metric, "higher": self.choice.higher}
         values = {"best": dict(best.values), "last": dict(last.values)}
         found = {"round": best.round, "values": values, "sites": sites, "rejected": by_site(rejections)}
         self._log("best", by=self.choice.by, **shown, **found, model_sha256=best.model_sha256)
@@ -429,8 +426,8 @@ class Federation:
         return model if shows else standing.model
 
     def _shows_chosen(self) -> bool:
-        """Whether the run's results, and what follows them, are of the chosen model, which every site uses as it is."""
-        return self.choice.chooses and self.choice.shown and self.trainer.is_shared
+        """Whether the run's results, and what follows them, are of the chosen model."""
+        return self.choice.chooses and self.choice.shown
 
     def _ask(self, exchange: AtServer, standing: Checkpoint, chosen: StateDict) -> None:
         """One exchange with the sites that are there; it leaves model and state as they are."""
@@ -441,26 +438,23 @@ class Federation:
         # The run may go on where this configuration makes another initial model than the one that it began with.
         other = exchange.needs_first and self._audit.first.get("model_sha256") not in (None, model_hash(self._first))
         first = None if other else self._first
-        with self._backlog.while_sites(Beside.EVALUATION):
-            ended = Ended(self._traffic, self.aggregation, models, first, self._end, standing.declared)
-            content, rejections = exchange.run(ended)
+        ended = Ended(self._traffic, self.aggregation, models, first, self._end, standing.declared)
+        content, rejections = exchange.run(ended)
         rejected = by_site(rejections + self._participation.absent(away))
         self._log(exchange.event, **content, rejected=rejected, model_sha256=self._sha256)
 
     def _results(
-        self, models: Mapping[str, StateDict], used: Collection[str] = (), round: Round | None = None
+        self, models: Mapping[str, StateDict], used: Collection[str] = ()
     ) -> tuple[dict[str, dict[str, Any]], list[Rejection]]:
         """Site -> its accepted results of the model that it is sent, and the rejections.
 
         Args:
             used: the sites that use what they are sent, or their own version of it.
-            round: the one that left the models; None: the last.
         """
-        last = round or self._end
+        last = self._end
         orders: dict[str, dict[str, float]] = {site: {IN_USE: 1.0} if site in used else {} for site in models}
         asked = {site: Instruction("evaluate", last, model, orders[site]) for site, model in models.items()}
-        with self._backlog.while_sites(Beside.EVALUATION):
-            answers = list(self._traffic.exchange(asked)) if asked else []
+        answers = list(self._traffic.exchange(asked)) if asked else []
         gate = self.gate
         known = (self.groups, gate.metrics, gate.personal_results, gate.view)
         sites, rejections = inspect_evaluation(answers, last.number, *known)

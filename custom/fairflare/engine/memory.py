@@ -22,7 +22,6 @@ from fairflare.privacy.egress import all_finite
 from fairflare.privacy.referee import named
 
 PERSONAL_ENDING = ".personal"
-BEST_ENDING = f".best{PERSONAL_ENDING}"
 """What the name of a personal model's file has before its suffix; no site's name ends so."""
 AFTER_ENDING, ASKED_ENDING, INPUTS_ENDING = ".after.json", ".asked.json", ".inputs.json"
 """Of what a site has fitted, of what it was asked for, after the last round, and of what prepares new inputs."""
@@ -56,19 +55,14 @@ def claimed(path: Path) -> Iterator[None]:
             stack.enter_context(files.locked(path.parent, f"{path.name}.lock", wait=WAIT))
         except files.Busy:
             raise DataError("memory", f"{path.stem}: another job of this federation is at work at this site") from None
-        models = {personal_file(path).name, personal_file(path, best=True).name}
-        own = {path.name, *models, *(path.stem + ending for ending in ENDINGS)}
+        own = {path.name, personal_file(path).name, *(path.stem + ending for ending in ENDINGS)}
         files.clear_half_written(path.parent, own.__contains__)
         yield
 
 
-def personal_file(path: Path, *, best: bool = False) -> Path:
-    """Where a site's personal model lies, beside its memory: "site-1.personal.safetensors".
-
-    Args:
-        best: the one that goes with the model that the run has chosen: "site-1.best.personal.safetensors".
-    """
-    return path.with_name(f"{path.stem}{BEST_ENDING if best else PERSONAL_ENDING}{files.SUFFIX}")
+def personal_file(path: Path) -> Path:
+    """Where a site's personal model lies, beside its memory: "site-1.personal.safetensors"."""
+    return beside(path, f"{PERSONAL_ENDING}{files.SUFFIX}")
 
 
 def beside(path: Path, ending: str) -> Path:
@@ -156,7 +150,7 @@ class AnsweredFile:
 class SiteMemory:
     """Values of the last two rounds, so that a round which is asked for again starts from where it started before.
 
-    In a run that chooses its best model also those of that model's round. ``path`` is a file that survives a restart.
+    ``path`` is a file that survives a restart.
     """
 
     def __init__(self, path: Path | None = None) -> None:
@@ -180,10 +174,10 @@ class SiteMemory:
         """A copy of what ``round`` itself has kept; empty when it kept nothing."""
         return _copied(self._rounds.get(round, {}))
 
-    def save_personal(self, model: StateDict, *, best: bool = False) -> None:
+    def save_personal(self, model: StateDict) -> None:
         """Write the site's personal model as a state dict beside the memory's file, where there is one."""
         if self._path is not None:
-            files.save_tensors(personal_file(self._path, best=best), _copied(model))
+            files.save_tensors(personal_file(self._path), _copied(model))
 
     def save_inputs(self, content: Mapping[str, Any]) -> None:
         """Write what the site needs to prepare new inputs beside the memory's file, where there is one."""
@@ -211,15 +205,10 @@ class SiteMemory:
             self._rounds = {r: values for r, values in self._rounds.items() if r not in rounds}
             self._save()
 
-    def keep(self, round: int, values: Mapping[str, Any], best: int | None = None) -> None:
-        """Keep ``values`` as those of ``round``; of the rounds before, only the latest is kept beside it.
-
-        Args:
-            best: the round whose model is the best so far: what the site had after it is kept too. None: none is.
-        """
-        earlier = sorted(r for r in self._rounds if r < round)
-        upto = [r for r in earlier if r <= (best or 0)]
-        self._rounds = {r: self._rounds[r] for r in sorted({*earlier[-1:], *upto[-1:]})}
+    def keep(self, round: int, values: Mapping[str, Any]) -> None:
+        """Keep ``values`` as those of ``round``; of the rounds before, only the latest is kept beside it."""
+        earlier = [r for r in self._rounds if r < round]
+        self._rounds = {max(earlier): self._rounds[max(earlier)]} if earlier else {}
         self._rounds[round] = _copied(values)
         if any(self._rounds.values()):
             self._save()

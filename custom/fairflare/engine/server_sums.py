@@ -22,7 +22,7 @@ from fairflare.engine.gate import Verdict, reply_of
 from fairflare.engine.norms import SUM, norms_of
 from fairflare.privacy.identity import PROOF
 from fairflare.privacy.referee import barred
-from fairflare.privacy.secure_sums import Ring, Scale, combine, masked_sizes, passed_on
+from fairflare.privacy.secure_sums import combine, masked_sizes, passed_on
 from fairflare.privacy.statements import Sealed
 from fairflare.privacy.sum_keys import NONE, SEALED, SHARE, recover, self_masked, stream_of, threshold
 from fairflare.privacy.sum_protocol import ATTEMPTS, SumRefused
@@ -110,7 +110,6 @@ class ServerSums:
     sizes: range
     least: int
     statements: dict[str, Sealed] = field(default_factory=dict)
-    ring: Ring = field(default_factory=Ring)
     sites: int = 0
     draws: bool = False
 
@@ -167,16 +166,14 @@ class ServerSums:
         if total is None:
             return Summed(None, [], rejections, [])
 
-        scales = self.ring.scales(model)
-
         def check(answer: Answer) -> tuple[Reply, Mapping[str, torch.Tensor]]:
-            return _masked(answer, model, scales, declared.get(answer.site))
+            return _masked(answer, model, declared.get(answer.site))
 
         masks = SelfMasked("update", masks.needed)
         weighed, roster, lost, last = self._ask(transport, "weigh", roster, round, check, {"sums": total}, masks=masks)
         rejections += lost
         updates, self_masks = [weighed[site][1] for site in roster], [stream_of(masks.seeds[site]) for site in roster]
-        added = _added(lambda: combine_updates(updates, model, scales, self_masks), roster, rejections)
+        added = _added(lambda: combine_updates(updates, model, self_masks), roster, rejections)
         if added is None:
             return Summed(None, [], rejections, last)
         return Summed(added, [weighed[site][0] for site in roster], rejections, last)
@@ -285,18 +282,15 @@ def _added(add: Callable[[], T], roster: Sequence[str], rejections: list[checks.
         return None
 
 
-def _masked(
-    answer: Answer, model: StateDict, scales: Mapping[str, Scale], declared: int | None
-) -> tuple[Reply, Mapping[str, torch.Tensor]]:
+def _masked(answer: Answer, model: StateDict, declared: int | None) -> tuple[Reply, Mapping[str, torch.Tensor]]:
     """What can be checked of a masked update: that it has the model's entries, as whole numbers."""
     if any(spec.secure == "hidden" and _holds(spec, getattr(answer, name)) for name, spec in answer_fields().items()):
         raise checks.Refused("scalar_unknown", "numbers beside a masked update")
     expected = {key: value for key, value in model.items() if value.is_floating_point()}
     if not isinstance(answer.update, Mapping) or set(answer.update) != set(expected):
         raise checks.Refused("keys", f"expected the model's {len(expected)} floating-point entries, masked")
-    dtypes = {key: scales[key].dtype for key in expected}
-    entries = {key: _whole_tensor(key, answer.update[key], value, dtypes[key]) for key, value in expected.items()}
-    update = gathered(entries, dtypes)
+    entries = {key: _whole_tensor(key, answer.update[key], value) for key, value in expected.items()}
+    update = gathered(entries, dict.fromkeys(expected, torch.int64))
     values = {**_check_counts(answer, declared), "update": {}, "metrics": field_checks.checked_metrics(answer.metrics)}
     return reply_of(answer.site, values), update
 
@@ -314,13 +308,13 @@ def _holds(spec: Spec, value: Any) -> bool:
     return value is not None and value != {} and spec.kind != "difference"
 
 
-def _whole_tensor(key: str, value: Any, like: torch.Tensor, dtype: torch.dtype) -> torch.Tensor | Stored:
+def _whole_tensor(key: str, value: Any, like: torch.Tensor) -> torch.Tensor | Stored:
     """The entry where it lies; one in a file is not read before the sum."""
     value = value if isinstance(value, Stored) else field_checks.materialized(value)
     known = isinstance(value, Stored) or (isinstance(value, torch.Tensor) and not value.is_meta)
-    if not known or value.dtype != dtype:
+    if not known or value.dtype != torch.int64:
         found = checks.short(str(getattr(value, "dtype", type(value).__name__)))
-        raise checks.Refused("dtype", f"{key}: expected {str(dtype).removeprefix('torch.')}, got {found}")
+        raise checks.Refused("dtype", f"{key}: expected int64, got {found}")
     if tuple(value.shape) != tuple(like.shape):
         raise checks.Refused("shape", f"{key}: expected {tuple(like.shape)}, got {tuple(value.shape)}")
     return value if isinstance(value, Stored) else value.cpu()

@@ -19,7 +19,6 @@ from fairflare.core.manifest import all_versions
 from fairflare.core.schema import Answer, Instruction, Slot, nested
 from fairflare.core.seeds import derive, seed_everything
 from fairflare.core.types import (
-    Batch,
     Ledger,
     LocalWork,
     Objective,
@@ -76,7 +75,6 @@ class Site:
         ledger: what a private trainer has spent.
         budget: whom the run's privacy budget protects; then what leaves is what ``privacy.disclosure`` lists.
         records: makes the noised numbers of a budget of records; None in any other run.
-        keeps_best: whether the run chooses the best model of its rounds: the site's personal one then stays too.
     """
 
     name: str
@@ -101,7 +99,6 @@ class Site:
     receives: Mapping[str, Slot] = field(default_factory=dict)
     exchanges: dict[str, Any] = field(default_factory=dict)
     asked: Asked = field(default_factory=Asked)
-    keeps_best: bool = False
     family: str = "bernoulli"
     ledger: Ledger | None = None
     referee: Referee | None = None
@@ -174,12 +171,6 @@ class Site:
         if instruction.task != "preflight" and self._find_data():
             raise RuntimeError(f"site {self.name}: its data have errors; see preflight")
         self.execution.place(self.network)
-        if instruction.task == "train" and self.execution.is_undecided:
-            batch, objective = self._trial()
-            self.execution.compare_layouts(
-                self.network, batch.inputs, lambda outputs, rows: objective(outputs, batch.targets[rows])
-            )
-            seed_everything(seed)
         return work[instruction.task](self, instruction)
 
     def _find_data(self) -> list[Finding]:
@@ -197,7 +188,9 @@ class Site:
         self._find_data()
         found = list(self._findings)
         if self.data is not None and self.execution.on_gpu:
-            for finding in memory_findings(self.execution, self.network, *self._trial()):
+            device, batches = self.execution.device, self.examples.training(self.training.batch_size, 0)
+            objective = self.objective(self.examples.class_counts.to(device), self.training.logit_tau)
+            for finding in memory_findings(self.execution, self.network, next(iter(batches)).to(device), objective):
                 found.append(finding)
                 self.tell(finding)
         n = None if self.data is None else self.count(self.data)
@@ -222,10 +215,6 @@ class Site:
         n = data.size("train") or data.size("test")
         return n if self.records is None else self.records.count(n)
 
-    def _trial(self) -> tuple[Batch, Objective]:
-        batch = next(iter(self.examples.training(self.training.batch_size, 0))).to(self.execution.device)
-        return batch, self.objective(self.examples.class_counts.to(self.execution.device), self.training.logit_tau)
-
     def question(self, instruction: Instruction) -> tuple[str, tuple[str, ...]]:
         """Hash of the model that this site uses, which is loaded, and the sites of a sealed sum."""
         check_last(instruction.round, self.training.rounds)
@@ -235,21 +224,14 @@ class Site:
         return model_hash(model), tuple(instruction.sealed.get("statements", ()))
 
     def personal(self, instruction: Instruction) -> StateDict | None:
-        """The personal model that goes with the run's final model, or the best one; None for any other.
-
-        Any other would spoil their files.
-        """
+        """The personal model that goes with the run's final model; None for any other, which would spoil its file."""
         keeps = self.trainer.keeps_personal_model or self.trainer.personal_entries(instruction.model)
-        if not self.is_shown(instruction.round) or not keeps:
+        if not self.is_final(instruction.round) or not keeps:
             return None
         return self.trainer.personal_model(instruction.model, self.memory.before(instruction.round.number + 1))
 
     def is_final(self, round: Round) -> bool:
         return round == Round(self.training.rounds, self.training.rounds)
-
-    def is_shown(self, round: Round) -> bool:
-        """Whether the run's results are of the model of ``round``: the final one, or the best one."""
-        return self.is_final(round) or (self.keeps_best and round.total == self.training.rounds)
 
     def work(self, instruction: Instruction, memory: dict[str, Any]) -> LocalWork:
         return LocalWork(

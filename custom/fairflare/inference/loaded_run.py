@@ -31,7 +31,7 @@ from fairflare.engine.exchanges.after import shape_of
 from fairflare.engine.files import BEST, CONFIG, SUFFIX, is_file, read_json, read_model
 from fairflare.engine.hashes import model_hash
 from fairflare.engine.history import read_final, read_standing
-from fairflare.engine.memory import AFTER_ENDING, BEST_ENDING, INPUTS_ENDING, PERSONAL_ENDING
+from fairflare.engine.memory import AFTER_ENDING, INPUTS_ENDING, PERSONAL_ENDING
 from fairflare.engine.setup.at_site import of_run
 from fairflare.engine.setup.config import RunConfig, with_step
 from fairflare.engine.setup.local import SITES
@@ -282,7 +282,7 @@ def open_run(
     if best and not is_file(folder / BEST):
         raise UserError(f"--which best: the run has chosen none ({BEST}); expected --which final")
     shared = read_model(folder / BEST) if best else final or standing.model
-    model, whose = _model_of(parts, site, shared, {} if best else standing.models, place, best)
+    model, whose = _model_of(parts, site, shared, {} if best else standing.models, place)
     if not site and parts.counts_own:
         remarks.append("the run's results are those of the sites' own models: --site NAME uses one")
     fit_network(parts.network, model)
@@ -313,10 +313,10 @@ def conversion_of(kept: Mapping[str, Any]) -> SiteConfig:
 
 
 def _model_of(
-    parts: Parts, site: str, shared: StateDict, models: Mapping[str, StateDict], place: Path, best: bool
+    parts: Parts, site: str, shared: StateDict, models: Mapping[str, StateDict], place: Path
 ) -> tuple[StateDict, str]:
     if site and parts.has_personal:
-        name = f"{BEST_ENDING if best else PERSONAL_ENDING}{SUFFIX}"
+        name = f"{PERSONAL_ENDING}{SUFFIX}"
         path = site_file(place, site, name)
         if path is None:
             where = "name the folder with --site-files"

@@ -16,8 +16,6 @@ SITE_CONTEXT, SERVER_CONTEXT = "client_context.tenseal", "server_context.tenseal
 """Where FLARE's ``HEBuilder`` puts them."""
 HE = "he"
 """Folder of a simulated run with contexts of its own."""
-WIDTHS = (64, 32)
-"""What the run key ``mask_bits`` may be."""
 LEAST = 3
 """Sites in a sum: of two each would learn the other's number by subtracting its own."""
 AUTO, ALL = "auto", "all"

@@ -6,14 +6,11 @@ without their recovery of the masks of lost sites: here the rest is asked again)
 updates those that a ``MaskGraph`` makes neighbours.
 
 Numbers are summed as integers modulo 2^2176, in units of 2^-1074: every finite double is such an integer, so sums are
-exact. Updates are summed as ``Scale`` says. Neither depends on the order of sites or on the masks.
+exact. Neither depends on the order of sites or on the masks.
 
-Entries of updates become whole numbers modulo 2^64 or 2^32. With 64 bits every entry counts in steps of 2^-40, a
-hundredth of float32's own rounding at 1e-5. With 32 bits, half as much to mask and to send, parameters count in steps
-that follow from the received model, which all sites of a sum have alike: 2^-24 where a tensor's largest entry is at
-most 1, else as much coarser as the next power of two above it. Statistics keep 64 bits: their size says nothing of how
-they change. Rounding is to the nearest step, ties to even. A sum over K sites is off by at most K / 2 steps, and by
-sqrt(K / 12) in root mean square where the entries' remainders are independent.
+Entries of updates become whole numbers modulo 2^64, in steps of 2^-40, a hundredth of float32's own rounding at 1e-5.
+Rounding is to the nearest step, ties to even. A sum over K sites is off by at most K / 2 steps, and by sqrt(K / 12) in
+root mean square where the entries' remainders are independent.
 
 At the end: the schemes for sums of numbers by name, and what each needs to be handed.
 """
@@ -21,9 +18,7 @@ At the end: the schemes for sums of numbers by name, and what each needs to be h
 from __future__ import annotations
 
 import hmac
-import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -44,71 +39,10 @@ CIPHERTEXT = 2**19
 """Bytes of a ciphertext at most; a real one has about 235,000."""
 STEP = 2.0**-40
 LARGEST = 2.0**16
-"""Of the entries of a sum with 64 bits; masks that do not cancel leave entries up to 2^23."""
-RANGE = 2.0**28
-"""Steps of the largest entry of a sum with 32 bits; masks that do not cancel leave up to 2^31."""
-TIMES = 16.0
-"""That entry, beside the power of two above the model's largest one."""
+"""Of the entries of a sum; masks that do not cancel leave entries up to 2^23."""
 
-
-@dataclass(frozen=True)
-class Scale:
-    """How one tensor's entries are written.
-
-    Attributes:
-        bits: 64 or 32.
-        step: what the whole number 1 stands for, a power of two.
-        reach: the largest entry of a sum.
-    """
-
-    bits: int = 64
-    step: float = STEP
-    reach: float = LARGEST
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return torch.int64 if self.bits == 64 else torch.int32
-
-    @property
-    def unsigned(self) -> np.dtype[Any]:
-        """Of masks, whose arithmetic wraps around."""
-        return np.dtype(f"<u{self.bits // 8}")
-
-    def most(self, sites: int, weight: float) -> float:
-        """The largest entry that a site may add, so that a sum over ``sites`` whose weights add up to 1 stays in reach.
-
-        With 32 bits half of the reach is shared out by weights, so that D_k may be half of it large at any site, and
-        half evenly.
-        """
-        return self.reach / sites if self.bits == 64 else self.reach * (weight + 1 / sites) / 2
-
-
-WIDE = Scale()
-
-
-@dataclass(frozen=True)
-class Ring:
-    """The scales of a run; ``bits``: 64, or 32 for the parameters."""
-
-    bits: int = 64
-    parameters: frozenset[str] = frozenset()
-
-    def scales(self, model: Mapping[str, Any]) -> dict[str, Scale]:
-        """Entry -> its scale, for the floating-point entries of the received model, tensors or arrays."""
-        found = {key: torch.as_tensor(value) for key, value in model.items()}
-        return {key: self._scale(key, value) for key, value in found.items() if value.is_floating_point()}
-
-    def _scale(self, key: str, value: torch.Tensor) -> Scale:
-        if self.bits == 64 or key not in self.parameters or not value.numel():
-            return WIDE
-        low, high = (float(extreme) for extreme in torch.aminmax(value.detach()))
-        largest = max(-low, high)
-        if not math.isfinite(largest):
-            return WIDE
-        above = 2.0 ** max(0, math.ceil(math.log2(max(largest, 1.0))))
-        return Scale(32, TIMES * above / RANGE, TIMES * above)
-
-
+ENTRIES = BLOCK // 8
+"""Of an update that are masked at a time."""
 UNIT = 1074
 BITS = 2176
 SIZE = BITS // 8
@@ -187,8 +121,6 @@ def mask_update(
     keys: PairwiseKeys,
     update: Mapping[str, Any],
     order: protocol.SumOrder,
-    scales: Mapping[str, Scale] | None = None,
-    weight: float = 0.0,
     self_mask: Stream | None = None,
 ) -> StateDict:
     """``update`` (floating-point, tensors or arrays) as whole numbers of the same shapes that say nothing alone.
@@ -197,8 +129,6 @@ def mask_update(
 
     Args:
         update: p_k D_k.
-        scales: how entries are written, see ``Ring.scales``; by default all with 64 bits.
-        weight: p_k.
         self_mask: the site's, see ``sum_keys``.
 
     Raises:
@@ -206,22 +136,22 @@ def mask_update(
     """
     streams = list(keys.streams(order, "update", keys.neighbours(order)))
     streams += [] if self_mask is None else [(1, self_mask)]
-    masked = {}
-    for key in sorted(update):
-        scale = WIDE if scales is None else scales[key]
-        most = scale.most(len(order.roster), weight)
-        masked[key] = _masked(torch.as_tensor(update[key]), scale, most, streams)
+    most = LARGEST / len(order.roster)
+    masked = {key: _masked(torch.as_tensor(update[key]), most, streams) for key in sorted(update)}
     return {key: masked[key] for key in update}
 
 
-def _masked(entries: Tensor, scale: Scale, most: float, streams: Sequence[tuple[int, Stream]]) -> Tensor:
+def _masked(entries: Tensor, most: float, streams: Sequence[tuple[int, Stream]]) -> Tensor:
     flat = entries.detach().cpu().reshape(-1)
-    total, buffer = torch.empty(len(flat), dtype=scale.dtype), new_buffer()
-    whole, length = total.numpy(), 8 * BLOCK // scale.bits
-    for start in range(0, len(flat), length):
-        block = whole[start : start + length]
-        block[:] = _steps(flat[start : start + length], scale.step, most)
-        add_masks(block.view(scale.unsigned), streams, buffer)
+    total, buffer = torch.empty(len(flat), dtype=torch.int64), new_buffer()
+    whole = total.numpy()
+    for start in range(0, len(flat), ENTRIES):
+        wide = flat[start : start + ENTRIES].double()
+        if not bool((wide.abs() <= most).all()):  # also where it is NaN
+            raise protocol.SumRefused("an update whose entries are not finite, or too large to be summed")
+        block = whole[start : start + ENTRIES]
+        block[:] = torch.round(wide / STEP)
+        add_masks(block.view("<u8"), streams, buffer)
     return total.reshape(entries.shape)
 
 
@@ -231,13 +161,6 @@ def add_masks(block: np.ndarray, streams: Sequence[tuple[int, Stream]], buffer: 
     for sign, stream in streams:
         stream.read_into(buffer, block.nbytes)
         (np.add if sign > 0 else np.subtract)(block, mask, out=block)
-
-
-def _steps(entries: Tensor, step: float, most: float) -> np.ndarray:
-    wide = entries.double()
-    if not bool((wide.abs() <= most).all()):  # also where it is NaN
-        raise protocol.SumRefused("an update whose entries are not finite, or too large to be summed")
-    return np.asarray(torch.round(wide / step))
 
 
 def _whole(value: float) -> int:

@@ -229,7 +229,8 @@ class LayerSimilarity(Probe):
         totals: dict[str, list[float]] = {}
         shapes: Shapes = {}
         for batch in self._batches(work):
-            for one in _single(batch) if batch.inputs.dim() > 2 else [batch]:
+            singles = map(Batch._make, zip(*(part.split(1) for part in batch)))
+            for one in singles if batch.inputs.dim() > 2 else [batch]:
                 work.network.load_state_dict(own)
                 mine = _features(work, points, one)
                 shapes = {name: x.shape for name, x in mine.items()}
@@ -294,7 +295,3 @@ def _add_cosines(
     """Compare one layer's features with those of the other model, which are let go at once."""
     if name in mine:
         totals.setdefault(name, []).extend(cosine(mine.pop(name), features).tolist())
-
-
-def _single(batch: Batch) -> Iterator[Batch]:
-    yield from map(Batch._make, zip(*(part.split(1) for part in batch)))

@@ -20,8 +20,7 @@ STAGES = {"before": "the model as it is", "shared": "one for all sites", "own": 
 METRICS = {"brier": "Brier score", "calibration": "Calibration in the large", "log_loss": "Log loss"}
 METRICS |= {"risk": "Risk", "size": "Size"}
 MEANS = frozenset(f"{stage}.{metric}" for stage in STAGES for metric in METRICS)
-TITLES = {"recalibrate": "Recalibration", "shares": "Class shares"}
-TITLES |= {"conformal": "Thresholds by conformal risk control"}
+TITLES = {"recalibrate": "Recalibration", "conformal": "Thresholds by conformal risk control"}
 COUNTS = ("n", "n_calibration", "n_all")
 MARGINAL = (
     "A threshold for all holds its level on average over new cases of all sites mixed as the calibration cases are; no "

@@ -184,7 +184,7 @@ class Trail:
 
 def read_trail(entries: Iterable[Entry]) -> Trail:
     """The records that count of ``entries``, audit records in the order in which they were written."""
-    trail, scores, sets, models = Trail(), dict[int, Entry](), dict[int, Any](), dict[int, Any]()
+    trail, scores, models = Trail(), dict[int, Entry](), dict[int, Any]()
     held: Entry = {}
     first: Entry = {}
     last: Entry = {}
@@ -199,8 +199,6 @@ def read_trail(entries: Iterable[Entry]) -> Trail:
             if held and record["round"] > held["round"]:  # else the later one of a round counts
                 _add(trail, held)
             held, models[record["round"]] = record, record.get("model_sha256")
-            if record.get("test_sets"):  # where they stood until format 2
-                sets[record["round"]] = record["test_sets"]
         elif event == "scores":
             scores[record["round"]] = record
         elif event in ("resume", "segment"):
@@ -216,7 +214,7 @@ def read_trail(entries: Iterable[Entry]) -> Trail:
             setattr(trail, event, record)
     if held:
         _add(trail, held, last=True)
-    sets |= {of: own["test_sets"] for of, own in scores.items() if of in models and own["model_sha256"] == models[of]}
+    sets = {of: own["test_sets"] for of, own in scores.items() if of in models and own["model_sha256"] == models[of]}
     trail.scored = [{"round": of, "test_sets": found} for of, found in sorted(sets.items())]
     trail.rounds = [
         {**record, "test_sets": sets[record["round"]]} if record["round"] in sets else record for record in trail.rounds

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -17,7 +16,6 @@ from fairflare.report.values import (
     higher_is_better,
     label,
     number,
-    plural,
     signed,
     text,
     with_interval,
@@ -37,8 +35,7 @@ def benefit_section(trail: Trail, sites: Sequence[str], about: Mapping[str, Any]
     Returns:
         metric (the one that the first sentence is in), trainer (of the sites alone), draws and level (of the
         intervals), rejected (site -> why), and metrics: name -> label, higher_is_better, sites, groups, counts
-        (verdict -> sites), worst (the site with the least benefit), sentence and trees (one on gradient boosting at the
-        sites alone; "" where the run did not ask). A row has n, federated, solo, benefit
+        (verdict -> sites), worst (the site with the least benefit) and sentence. A row has n, federated, solo, benefit
         (federated less solo; solo less federated where smaller is better), low, high and verdict, by the interval.
     """
     record = trail.benefit
@@ -49,7 +46,7 @@ def benefit_section(trail: Trail, sites: Sequence[str], about: Mapping[str, Any]
     described = {name: _metric(name, found, sites, record, about) for name in names}
     about = {"metric": names[0] if names else None, **{key: record.get(key) for key in ("trainer", "draws", "level")}}
     rejected = {site: dict(why) for site, why in (record.get("rejected") or {}).items()}
-    said = [text for one in described.values() for text in (one["sentence"], one["trees"]) if text]
+    said = [one["sentence"] for one in described.values() if one["sentence"]]
     return {**about, "metrics": described, "rejected": rejected, "sentences": said}
 
 
@@ -71,32 +68,7 @@ def _metric(name: str, found: Mapping[str, Numbers], sites: Sequence[str], recor
         "counts": {**counts, "unknown": len(rows) - len(told)},
         "worst": worst,
         "sentence": sentence(rows, words),
-        "trees": _of_trees(
-            [{"site": site, **_paired(_as_pair(found.get(site) or {}), name, "", higher)} for site in asked], words
-        ),
     }
-
-
-def _as_pair(numbers: Numbers) -> Json:
-    """The numbers as if the trees were the model that the site has trained alone; nothing where it has none."""
-    others = {"trees": "solo", "trees_low": "low", "trees_high": "high"}
-    split = [(*name.partition("."), value) for name, value in numbers.items()]
-    kept = {f"{kind}{dot}{rest}": value for kind, dot, rest, value in split if kind not in others.values()}
-    return kept | {f"{others[kind]}.{rest}": value for kind, _, rest, value in split if kind in others}
-
-
-def _of_trees(rows: Sequence[Json], metric: str) -> str:
-    """ "Gradient boosting at each site alone (AUC): ..."; "" where no site has said it."""
-    told = [row for row in rows if row["verdict"] is not None]
-    if not told:
-        return ""
-    reached = text(math.fsum(row["solo"] for row in told) / len(told))
-    better, worse, unclear = ([row for row in told if row["verdict"] == one] for one in (GAINS, LOSES, UNCLEAR))
-    return (
-        f"Gradient boosting at each site alone ({metric}): {reached} on average over {plural(len(told), 'site')}; "
-        f"the federation's model is better at {len(better) or 'none'}{_named(better, best=True)}, worse at "
-        f"{len(worse) or 'none'}{_named(worse, best=False)}, and it cannot be told at {len(unclear) or 'none'}."
-    )
 
 
 def _paired(numbers: Numbers, metric: str, where: str, higher: bool) -> Json:

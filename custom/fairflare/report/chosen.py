@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from fairflare.report.audit_reader import PERSONAL, Trail
+from fairflare.report.audit_reader import Trail
 from fairflare.report.fairness import describe
 from fairflare.report.section import Section
 from fairflare.report.values import less, number
@@ -33,8 +33,7 @@ def chosen_section(
         by, words, weight (of a trade-off, else None), metric, round, rounds, is_last, headline ("final" or "best",
         which of them is shown first), model_sha256; compared: how many sites scored both; val and test, each "best" and
         "last": what ``fairness.describe`` says (val over the sites compared); rows: site, best_val, last_val, best,
-        last and difference (best minus last) on the test split. Where layers stay at the sites all values are of each
-        site's own model.
+        last and difference (best minus last) on the test split.
     """
     line = trail.best
     if not line:
@@ -48,7 +47,6 @@ def chosen_section(
         row: Json = {"site": site, **{f"{kind}_val": number(val[kind].get(site)) for kind in val}}
         for kind, results in (("best", line["sites"] or last), ("last", last)):
             found = results.get(site) or {}
-            found = found.get(PERSONAL) or {} if line["own"] else found
             row[kind] = test[kind][site] = number((found.get("test") or {}).get(headline))
         rows.append({**row, "difference": less(row["best"], row["last"])})
     return {

@@ -102,7 +102,7 @@ def views(numbers: Numbers, threshold: float) -> dict[str, Json]:
 
 def _step(trail: Trail) -> Entry:
     records = [record for record in trail.after.values() if record.get(CLINICAL)]
-    records.sort(key=lambda record: record.get("step") in ("recalibrate", "shares"))
+    records.sort(key=lambda record: record.get("step") == "recalibrate")
     return records[-1] if records else {}
 
 

@@ -12,7 +12,7 @@ from typing import Any
 from fairflare.core.errors import UserError
 from fairflare.core.types import StateDict
 from fairflare.engine import audit, files
-from fairflare.engine.best import Choice, Unscored, check_files, check_line, of_line
+from fairflare.engine.best import Choice, check_files, check_line, of_line
 from fairflare.engine.checkpoint import load_checkpoint
 from fairflare.engine.checks import BY, NO_CHOICE
 from fairflare.engine.files import AUDIT, CHECKPOINT, CONFIG, MODEL, is_file, is_there, json_text, read_json, save_text
@@ -186,7 +186,7 @@ def check_resumable(folder: Path) -> RunHistory | None:
     None: the process was killed before the first line was there. Raises as ``verify_run``.
     """
     if not is_there(folder / AUDIT) or not audit.is_begun(folder / AUDIT):
-        for name in (CHECKPOINT, MODEL, files.UNSCORED, files.BEST, files.BEST_MODELS, REPORT, PAGE):
+        for name in (CHECKPOINT, MODEL, files.BEST, files.BEST_MODELS, REPORT, PAGE):
             if is_there(folder / name):
                 raise UserError(f"{name}: lies there, and the {AUDIT} that it belongs to is missing or empty")
         return None
@@ -208,7 +208,6 @@ def _verified(folder: Path, *, torn: bool, begins: bool = False) -> tuple[RunHis
     if not (begins and _begins(folder, run_history)):
         _checked_config(folder, run_history)
     standing = read_standing(folder, run_history)
-    Unscored(folder).check(run_history, standing.round if standing else 0)
     _check_choice(folder, run_history, entries, standing.round if standing else 0)
     return run_history, entries
 

@@ -59,7 +59,6 @@ PREFLIGHT = re.compile(r"(preflight|errors)_[^/]+\.txt")
 RUN_FOLDERS = {
     SITES: re.compile(rf"[^/]+({TENSORS}(\.lock)?|\.(after|asked|decision|inputs)\.json)"),
     files.JOINED: re.compile(rf"\d+{re.escape(files.SUFFIX)}"),
-    files.UNSCORED: re.compile(rf"\d+{TENSORS}"),
     files.BEST_MODELS: re.compile(rf"\d+{TENSORS}"),
     EDITIONS: re.compile(r"[^/]+\.(html|json)"),
     EVIDENCE: re.compile(r"[^/]+\.(html|jsonl?|xml|columns)"),

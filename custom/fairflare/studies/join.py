@@ -147,7 +147,7 @@ def asked(configs: Sequence[RunConfig], plan: Plan, methods: bool = True) -> Que
     for config in configs:
         fits = _data(config) == _data(first)
         expected(f"join: {config.method}", fits, f"the data, sites and seed of {first.method}", "others")
-    made = {config.method: dataclasses.replace(config, solo=False, trees=False) for config in configs}
+    made = {config.method: dataclasses.replace(config, solo=False) for config in configs}
     task = f"{first.task}:{first.preset}"
     if methods:
         return Question(task, tuple(labels), plan, first.seed, made=made)

@@ -1,9 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What kind of answer a task is about: what its network gives, what that is trained to and scored by, what it means.
-
-What a site would have without a federation and without a network is gradient boosting on its own rows (scikit-learn's
-histogram trees, as LightGBM grows them: Ke et al., NeurIPS 2017). Nothing of it leaves but metrics.
-"""
+"""What kind of answer a task is about: what its network gives, what that is trained to and scored by, what it means."""
 
 from __future__ import annotations
 
@@ -173,10 +169,6 @@ class TaskKind(ABC):
         """The answer to beat, from the site's training examples; None: there is none."""
         return None
 
-    def trees(self, data: SiteData, classes: Sequence[str]) -> Answers | None:
-        """Gradient boosting on the site's training rows; None where inputs are none, or the kind does not say."""
-        return None
-
     def counts(self, targets: Tensor, classes: Sequence[str]) -> list[int]:
         """The cases of each kind, from which the metrics of a ``counted`` baseline follow; by default the classes'."""
         return torch.bincount(targets, minlength=len(classes)).tolist()
@@ -298,40 +290,3 @@ def trivial_results(task: Task, data: SiteData, min_count: int | None) -> dict[s
         outputs, truths = (torch.cat(parts) for parts in zip(*(task.condense(*pair) for pair in answers)))
         found[split] = finite(task.evaluate(outputs, truths))
     return found
-
-
-Outputs = Callable[[Tensor], Tensor]
-LEAST = 1e-6
-"""Of a probability or rate."""
-BATCH = 256
-
-
-def rows(data: SiteData) -> tuple[np.ndarray, np.ndarray] | None:
-    """Inputs (N, F) and targets (N, ...) of the training split; None where inputs are no rows, or not finite."""
-    batches = list(data.fixed("train", BATCH))
-    if not batches or batches[0].inputs.dim() != 2:
-        return None
-    x, y = (torch.cat([getattr(batch, name).cpu() for batch in batches]).numpy() for name in ("inputs", "targets"))
-    return (x, y) if np.isfinite(x).all() else None
-
-
-def of_classes(x: np.ndarray, y: np.ndarray, n_classes: int) -> Outputs:
-    """Inputs -> log probabilities (N, C) of a classifier of classes ``y``; constant where they are all the same."""
-    from sklearn.ensemble import HistGradientBoostingClassifier
-
-    known = np.unique(y).astype(np.int64)
-    model = grown(HistGradientBoostingClassifier(random_state=0), x, y) if len(known) > 1 else None
-
-    def outputs(inputs: Tensor) -> Tensor:
-        found = np.full((len(inputs), n_classes), LEAST)
-        found[:, known] = 1.0 if model is None else model.predict_proba(inputs.numpy()).clip(LEAST, 1.0)
-        return torch.from_numpy(np.log(found)).float()
-
-    return outputs
-
-
-def grown(model: Any, x: np.ndarray, y: np.ndarray, weights: np.ndarray | None = None) -> Any:
-    from threadpoolctl import threadpool_limits
-
-    with threadpool_limits(1):  # sites share the machine, and one thread adds in one order
-        return model.fit(x, y, sample_weight=weights)

@@ -32,7 +32,7 @@ from fairflare.engine.history import read_final, read_standing
 from fairflare.engine.memory import personal_file
 from fairflare.engine.setup.assembly import save_config
 from fairflare.engine.setup.config import RunConfig, site_of_client, with_step
-from fairflare.engine.setup.local import SITES, Ended, LocalSites, run_local, step_after
+from fairflare.engine.setup.local import SITES, LocalSites, run_local, step_after
 from fairflare.engine.setup.parts import Parts, build_parts
 from fairflare.functional.recalibration import limited
 from fairflare.report.write import verified_run
@@ -229,8 +229,7 @@ def recalibrated(folder: Path, config: RunConfig, settings: dict[str, str]) -> P
     history, _ = verified_run(folder)
     model, standing = read_final(folder, history), read_standing(folder, history)
     assert model is not None and standing is not None  # the run has ended
-    ended = Ended(model, standing.models, standing.declared, history.start["model_sha256"])
-    step_after(with_step(config, "recalibrate", settings), folder, ended)
+    step_after(with_step(config, "recalibrate", settings), folder, model, standing)
     found = predictions(folder, config)
     for client, site in site_of_client(config, build_parts(config).task).items():
         line = json.loads((folder / SITES / f"{client}.after.json").read_text())["own"]

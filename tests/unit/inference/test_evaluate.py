@@ -381,7 +381,7 @@ def test_an_evaluation_holds_nothing_that_goes_with_training():
     from fairflare.engine.setup.config import RunConfig, evaluation_of, make_config
     from fairflare.engine.setup.parts import build_parts
 
-    first = make_config("ditto", "heart:full", values={"best_by": "mean", "solo": True})
+    first = make_config("fedavg", "heart:full", values={"best_by": "mean", "solo": True})
     made = evaluation_of(first, build_parts(first).task, [])
     assert made.evaluation and made.training.rounds == 1 and not made.solo and made.best_by == "none"
     assert RunConfig.from_json(made.to_json()) == made and "evaluation" not in first.to_json()

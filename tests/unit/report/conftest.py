@@ -110,14 +110,15 @@ def inputs(rounds):
         "metrics": METRICS,
         "numbers": {"sharpness": "perturbed loss minus loss"},
     }
-    rounds[-1]["test_sets"] = {
+    sets = {
         "clean": {"corrupted": False, "n": 40, "metrics": _metrics(0.9)},
         "noise 1": {"corrupted": True, "n": 40, "metrics": _metrics(0.8)},
         "noise 3": {"corrupted": True, "n": 40, "metrics": _metrics(0.5)},
     }
+    scores = {"event": "scores", "round": 4, "model_sha256": "model-4", "test_sets": sets}
     return {
         "config": _config() | {"about": about},
-        "entries": _chained([start, *rounds, evaluation, finish]),
+        "entries": _chained([start, *rounds, scores, evaluation, finish]),
     }
 
 

@@ -44,7 +44,7 @@ def test_run_page_is_self_contained_and_says_the_numbers(summary, self_contained
     page = self_contained(html)
     assert page.tags.count("svg") == 4
     assert '<html lang="en">' in html
-    for found in ("0.767", "0.600", "not_finite", "model-4", "hash-6", "fairflare verify DIR", "all images."):
+    for found in ("0.767", "0.600", "not_finite", "model-4", "hash-7", "fairflare verify DIR", "all images."):
         assert found in html
 
 
@@ -83,23 +83,23 @@ def test_failed_run_page(failed_inputs, self_contained):
     assert "final model" not in html.replace("of a final model", "")
 
 
-@pytest.mark.parametrize("length", range(8))
+@pytest.mark.parametrize("length", range(9))
 def test_a_page_for_a_log_that_ends_anywhere(inputs, length, self_contained):
     """It says how far the run came, shows what is known by then, and no result that is not."""
     html = render_run(summarise(**inputs | {"entries": inputs["entries"][:length]}))
     page = self_contained(html)
     rounds = max(0, min(length - 1, 4))
     assert f"Rounds recorded: {rounds} of 4." in html
-    assert ("This run has not finished." in html) is (length < 7)
-    assert html.count("nothing can be said about fairness") == (length < 6)
-    assert (">0.767<" in html) is (length >= 6), "the mean over sites"
-    # Rounds and weights from the first round on, test sets after the last one, sites after the evaluation.
-    assert page.tags.count("svg") == 2 * (length > 1) + (length >= 5) + (length >= 6)
+    assert ("This run has not finished." in html) is (length < 8)
+    assert html.count("nothing can be said about fairness") == (length < 7)
+    assert (">0.767<" in html) is (length >= 7), "the mean over sites"
+    # Rounds and weights from the first round on, test sets after their scores, sites after the evaluation.
+    assert page.tags.count("svg") == 2 * (length > 1) + (length >= 6) + (length >= 7)
     assert ("Updates left out" in html) is (length > 2)
 
 
 def test_a_page_without_facts_or_test_sets(inputs, self_contained):
-    del inputs["entries"][4]["test_sets"]
+    del inputs["entries"][5]
     html = render_run(summarise({}, inputs["entries"]))
     page = self_contained(html)
     assert "unnamed method trained one shared model across 3 sites in 4 rounds." in html

@@ -161,57 +161,6 @@ class Recalibrate(AfterStep):
         return np.asarray(exponents / exponents.sum(axis=1, keepdims=True))
 
 
-@dataclass(frozen=True)
-class Shares(Recalibrate):
-    """sigma(a + z) with a = the site's log odds of its classes less the federation's: logit adjustment, tau = 1.
-
-    Exact where sites differ in how often the second class is, and not in what its cases look like (Saerens et al.,
-    Neural Computation 14, 2002; Menon et al., ICLR 2021). It asks for two numbers of a site, and fits
-    nothing to the model's outputs.
-
-    Attributes:
-        penalty: cases of the federation's shares that are added to the site's own.
-        slope: not used.
-    """
-
-    stages: ClassVar[tuple[str, ...]] = ("before", "own")
-
-    slope: bool = False
-
-    def missing(self, shape: Shape) -> str:
-        if not shape.has_classes or shape.classes != 2:
-            return "shares needs labels of two classes, which this task has not"
-        return "shares needs after.by=site: each site has its own" if self.by == "group" else ""
-
-    def length(self, shape: Shape) -> int:
-        return 2
-
-    def sums(self, cases: Cases, chosen: Chosen, shape: Shape) -> Array:
-        """Number of cases, and of those of the second class."""
-        labels = cases.targets.numpy()[chosen]
-        return np.array([len(labels), labels.sum()], dtype=np.float64)
-
-    def coarse(self, row: Array, shape: Shape, least: int) -> Array:
-        return row
-
-    def proper(self, row: Array, shape: Shape) -> bool:
-        return bool((row == np.floor(row)).all() and row[1] <= row[0])
-
-    def shared(self, total: Array, shape: Shape) -> Fit:
-        """The model as it is, where the federation has both classes."""
-        return {"intercept": 0.0, "slope": 1.0} if 0 < total[1] < total[0] else {}
-
-    def own(self, cases: Cases, chosen: Chosen, total: Array, shape: Shape) -> tuple[Fit, str]:
-        if not (as_it_is := self.shared(total, shape)) or not chosen.any():
-            return as_it_is, "no calibration cases" if as_it_is else "no calibration cases of both classes anywhere"
-        n, ones = self.sums(cases, chosen, shape)
-        share = total[1] / total[0]
-        with np.errstate(divide="ignore"):
-            odds = np.log(ones + self.penalty * share) - np.log(n - ones + self.penalty * (1 - share))
-        far = self.parameters["intercept"][1]
-        return {"intercept": float(np.clip(odds - np.log(share / (1 - share)), -far, far)), "slope": 1.0}, ""
-
-
 def _logit(scores: Array) -> Array:
     return np.asarray(scores[:, 1] - scores[:, 0])
 

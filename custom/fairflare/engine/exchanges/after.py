@@ -316,6 +316,6 @@ def shape_of(run: OfRun) -> Shape:
     Nobody is calibrated among those of whom it came true: recalibration has no use for groups by label.
     """
     task = run.parts.task
-    by_label = run.config.after in ("recalibrate", "shares") and LABEL in run.config.group_by.split("+")
+    by_label = run.config.after == "recalibrate" and LABEL in run.config.group_by.split("+")
     groups = () if by_label else run.parts.grouping.names
     return AfterStep.shape_of(task, groups)

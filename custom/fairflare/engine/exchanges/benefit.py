@@ -7,20 +7,17 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from torch import Tensor
-
 from fairflare.core import registry
 from fairflare.core.schema import Answer, Instruction, Transport
-from fairflare.core.types import MOST_EXAMPLES, Cost, Number, Round, SiteData, StateDict
+from fairflare.core.types import MOST_EXAMPLES, Cost, Number, Round, StateDict
 from fairflare.engine.alone import SHARE, Alone
 from fairflare.engine.answers import PlainAtSite
-from fairflare.engine.benefit import DRAWS, HIGH, LEVEL, LOW, ROUNDS, N, Pair, against_trees, measured, reports
+from fairflare.engine.benefit import DRAWS, HIGH, LEVEL, LOW, ROUNDS, N, Pair, measured, reports
 from fairflare.engine.checks import Refused, Rejection, checked_scalars, first_good, left_out, silent
-from fairflare.engine.evaluation import answered
 from fairflare.engine.exchanges.base import TIMES, Ended, Exchange, OfRun
 from fairflare.engine.hashes import model_hash
 from fairflare.engine.memory import AskedAgain, check_last
@@ -42,11 +39,9 @@ class BenefitAtSite:
 
     Attributes:
         alone: the model that it trains by itself.
-        trees: its data -> answers of gradient boosting on its rows; None where there are none.
     """
 
     alone: Alone
-    trees: Callable[[SiteData], Callable[[Tensor], Tensor] | None] = lambda data: None
 
     @property
     def tasks(self) -> Mapping[str, Work]:
@@ -56,7 +51,7 @@ class BenefitAtSite:
         """The site as it would be in a run of the method ``solo``: nothing that it answers leaves."""
         own: dict[str, Any] = {"trainer": self.alone.trainer, "memory": self.alone.memory, "aggregation": PlainAtSite()}
         none: dict[str, Any] = {"exchanges": {}, "egress": None, "referee": None, "receives": {}, "probes": ()}
-        return dataclasses.replace(site, keeps_best=False, **own, **none)
+        return dataclasses.replace(site, **own, **none)
 
     def _solo(self, site: Site, instruction: Instruction) -> Answer:
         """Train alone from the initial model as far as the time allows; raises AskedAgain."""
@@ -74,11 +69,7 @@ class BenefitAtSite:
         federated, alone = site.predict("test"), self.by_itself(site)
         site.network.load_state_dict(self.alone.model)
         pair = Pair(federated, alone.predict("test"), site.patients("test"))
-        about = (site.min_count, site.seed, site.name)
-        numbers = measured(pair, site.scoring, site.groups, *about)
-        if site.data is not None and (answers := self.trees(site.data)) is not None:
-            grown = answered(answers, site.data.fixed("test", site.training.batch_size), site.scoring.condense)
-            numbers |= against_trees(pair, grown, site.scoring, *about)
+        numbers = measured(pair, site.scoring, site.groups, site.min_count, site.seed, site.name)
         return Answer(site=site.name, round=instruction.round.number, benefit=numbers)
 
 
@@ -170,13 +161,12 @@ class Benefit(Exchange):
 
     def at_site(self, run: OfRun) -> BenefitAtSite:
         """With a trainer that exchanges nothing."""
-        config, own, kind = run.config, run.parts.trainer, run.parts.task.kind
+        config, own = run.config, run.parts.trainer
         trainer: Trainer = own if own.is_alone else PlainTrainer()
         if own.alone:
             trainer = registry.get_trainer(own.alone)(**dataclasses.asdict(own))  # type: ignore[call-overload]  # the class is known by its id alone
         alone = Alone(trainer, config.training.rounds, run.memory, SHARE * config.task_timeout)
-        classes = run.parts.task.classes
-        return BenefitAtSite(alone, lambda data: kind.trees(data, classes) if config.trees else None)
+        return BenefitAtSite(alone)
 
     def at_server(self, run: OfRun) -> BenefitAtServer:
         """It ends as a round does."""
@@ -193,7 +183,7 @@ class Benefit(Exchange):
         def range_of(name: str) -> tuple[float, float]:
             return task.metric(name).range
 
-        return reports(task.measures, task.group_measures, groups, range_of, trees=run.config.trees)
+        return reports(task.measures, task.group_measures, groups, range_of)
 
 
 EXCHANGE = Benefit()

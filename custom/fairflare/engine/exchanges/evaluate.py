@@ -49,7 +49,7 @@ class EvaluateAtSite:
         if own is not None:
             personal, cases = self._results(site, own, instruction)
             # Not before both models have proved to be some.
-            site.memory.save_personal(own, best=instruction.round.number < instruction.round.total)
+            site.memory.save_personal(own)
         final = site.is_final(instruction.round)
         if final and site.data is not None:
             site.memory.save_inputs(self.describe(site.data))
@@ -85,7 +85,7 @@ class EvaluateAtSite:
         """
         site.network.load_state_dict(model)
         kept: list[Predictions] = []
-        shows = site.is_shown(instruction.round)
+        shows = site.is_final(instruction.round)
 
         def both(outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
             """What is kept of a batch; beside it, of the same pass, what calibration is of."""

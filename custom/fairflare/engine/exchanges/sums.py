@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from fairflare.aggregators.base import SummedRule
@@ -25,8 +24,6 @@ from fairflare.privacy.identity import PROOF, Credentials, is_proof
 from fairflare.privacy.referee import Referee
 from fairflare.privacy.secure_sums import (
     MaskedSums,
-    Ring,
-    Scale,
     mask_update,
     masked_sizes,
     number_scheme,
@@ -38,7 +35,6 @@ from fairflare.privacy.sum_protocol import NumberScheme, Rosters, SumOrder, SumR
 
 if TYPE_CHECKING:
     from fairflare.engine.exchanges.base import Work
-    from fairflare.engine.site import Site
     from fairflare.privacy.differential_privacy import SiteNoise
 
 SITE_NOISE = "fairflare.privacy.differential_privacy"
@@ -103,13 +99,12 @@ class Sums(Exchange):
         graph = graph_of(config.mask_neighbours, len(parts.task.sites()) - bool(config.leave_out))
         keys = PairwiseKeys(run.site, config.sha256(), own.identity, graph)
         scheme = number_scheme(config.secure_sum, keys, own)
-        ring = Ring(config.mask_bits, parts.trainable)
         noise = None
         if config.site_epsilon:
             budget = (config.site_clip, config.site_epsilon, config.site_delta, config.site_colluders)
             noise = importlib.import_module(SITE_NOISE).SiteNoise(*budget, config.training.rounds, spent)
         own_of = (summed(parts.rule), scheme, keys, kept or SiteMemory(), parts.scalars(anchored=False))
-        return SiteSums(*own_of, config.min_sites, config.federation, ring, noise, referee)
+        return SiteSums(*own_of, config.min_sites, config.federation, parts.trainable, noise, referee)
 
     def leaves(self, run: OfRun) -> Mapping[str, FieldCheck]:
         """Keys, sealed numbers and shares; after the last round sealed sums over calibration cases."""
@@ -143,6 +138,7 @@ class SiteSums:
         rule: computes terms and weight from the site's own numbers.
         memory: the site's; the rule's number is kept in it from round to round.
         scalars: the probes' numbers with their ranges, which nobody else can check.
+        trainable: the model's entries that train; none: all are looked at as such.
         noise: what is done to the weighted update before it is masked; None: nothing.
         referee: what the site agrees to over rounds and jobs; None: it has answered nothing before.
     """
@@ -159,7 +155,7 @@ class SiteSums:
         scalars: Sequence[Number],
         least: int,
         federation: str = "",
-        ring: Ring | None = None,
+        trainable: frozenset[str] = frozenset(),
         noise: SiteNoise | None = None,
         referee: Referee | None = None,
     ) -> None:
@@ -169,10 +165,8 @@ class SiteSums:
         self._further, self._set, self._least = MaskedSums(keys), tuple[str, ...](), least
         self._self_masks = {purpose: SelfMasks(keys, purpose) for purpose in ("numbers", "update")}
         self._seed, self._first = b"", (0, 0)
-        self._federation, self._ring, self._noise = federation, ring or Ring(), noise
+        self._federation, self._trainable, self._noise = federation, trainable, noise
         self._referee = referee or Referee()
-        self._scales: dict[str, Scale] = {}
-        self._weight = 0.0
         self._held: Answer | None = None
         self._received = b""
         self._terms: tuple[float, ...] = ()
@@ -185,8 +179,11 @@ class SiteSums:
 
     @property
     def tasks(self) -> Mapping[str, Work]:
-        work = {"sum": self.seal, "weigh": self.weigh, "reveal": self.reveal}
-        return {task: partial(_of_site, do) for task, do in work.items()}
+        return {
+            "sum": lambda site, instruction: self.seal(instruction),
+            "weigh": lambda site, instruction: self.weigh(instruction),
+            "reveal": lambda site, instruction: self.reveal(instruction),
+        }
 
     def trained(self, answer: Answer, instruction: Instruction) -> Answer:
         """Keep the answer to "train"; what is sent says only that the site is ready.
@@ -201,8 +198,7 @@ class SiteSums:
         if self._noise is not None:
             self._noise.check()
         self._held, self._weighted = answer, None
-        self._scales = self._ring.scales(instruction.model)
-        sha256, trainable = model_hash(instruction.model), self._ring.parameters or instruction.model.keys()
+        sha256, trainable = model_hash(instruction.model), self._trainable or instruction.model.keys()
         shared = sorted(trainable & answer.update.keys())
         own = ({key: content[key] for key in shared} for content in (instruction.model, answer.update))
         self._referee.received(sha256, *own)
@@ -327,7 +323,7 @@ class SiteSums:
         if self._noise is not None:
             update = self._noise.applied(update, len(self._updates.last.roster))
         self_mask = stream_of(self._seed)
-        return mask_update(self._keys, update, self._updates.last, self._scales, self._weight, self_mask)
+        return mask_update(self._keys, update, self._updates.last, self_mask)
 
     def _weigh(self, held: Answer, total: Any) -> Answer:
         if self._opened is not None and self._opened[0] == held.round:
@@ -335,10 +331,10 @@ class SiteSums:
         self._opened = (held.round, total)
         sums = self._scheme.open(total, len(self._terms))
         self._check_count(sums)
-        self._weight, keep = self._rule.own_weight(self._terms, self._kept(held.round), sums)
+        weight, keep = self._rule.own_weight(self._terms, self._kept(held.round), sums)
         so_far = self._memory.at(held.round) or self._memory.before(held.round)
         self._memory.keep(held.round, {**so_far, KEPT: keep})
-        weighted = {key: value * self._weight for key, value in held.update.items()}
+        weighted = {key: value * weight for key, value in held.update.items()}
         return dataclasses.replace(rest_with_secure_sums(held), update=weighted)
 
     def _check_count(self, sums: Sequence[float]) -> None:
@@ -354,10 +350,6 @@ class SiteSums:
         if self._held is None or self._held.round != instruction.round.number:
             raise SumRefused("nothing was trained in this round")
         return self._held
-
-
-def _of_site(do: Callable[[Instruction], Answer], site: Site, instruction: Instruction) -> Answer:
-    return do(instruction)
 
 
 def _order(instruction: Instruction, bound: bytes) -> SumOrder:

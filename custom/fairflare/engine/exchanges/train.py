@@ -91,7 +91,7 @@ def keep(site: Site, work: LocalWork, instruction: Instruction, update: StateDic
     if own is not None:
         site.memory.save_personal(own)
     if work.memory:
-        site.memory.keep(work.round.number, work.memory, instruction.best)
+        site.memory.keep(work.round.number, work.memory)
 
 
 def _personal_model(site: Site, work: LocalWork, received: StateDict) -> StateDict | None:

@@ -5,23 +5,20 @@ from __future__ import annotations
 
 import copy
 import hashlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any
-
-import torch
-from torch import nn
 
 from fairflare.core import registry
 from fairflare.core.execution import default_device, placed
 from fairflare.core.manifest import versions
 from fairflare.core.metric import described, finite
 from fairflare.core.schema import Transport
-from fairflare.core.types import PERSONAL, Batch, StateDict
+from fairflare.core.types import PERSONAL, StateDict
 from fairflare.engine.audit import is_begun
-from fairflare.engine.best import LAST, Beside, Choice, Score
+from fairflare.engine.best import Choice
 from fairflare.engine.clinical import View
 from fairflare.engine.combination import Aggregation, Plain
 from fairflare.engine.evaluation import predict
@@ -29,7 +26,7 @@ from fairflare.engine.exchanges.base import AtServer, named
 from fairflare.engine.exchanges.clinical import view_of
 from fairflare.engine.files import AUDIT, CONFIG, MOST_JSON, json_text, read_bytes, read_json, save_text
 from fairflare.engine.gate import Gate, SumsCheck
-from fairflare.engine.loop import Federation, Observer
+from fairflare.engine.loop import LAST, Federation, Observer, Score
 from fairflare.engine.setup import tasks
 from fairflare.engine.setup.at_site import build_site, draws, leaves, of_run
 from fairflare.engine.setup.config import RunConfig, composed_title, site_of_client
@@ -41,12 +38,9 @@ from fairflare.engine.straggler_policy import EarlyEnd
 from fairflare.networks.builtin import normalisation
 from fairflare.privacy.identity import Credentials
 from fairflare.privacy.schemes import LEAST, NONE
-from fairflare.tasks.base import Task, TestSet
+from fairflare.tasks.base import TestSet
 
 __all__ = ["CONFIG", "Credentials", "build_federation", "build_site", "leaves", "save_config", "site_names"]
-
-BESIDE = {"local": Beside.NOTHING, "sim": Beside.EVALUATION, "flare": Beside.ROUNDS}
-"""Where the federation runs -> what its sites may do while the server scores."""
 
 
 def build_federation(
@@ -97,7 +91,6 @@ def build_federation(
         accept=config.accept,
         score=scorer(parts, config.training.batch_size, threads) if is_scored else None,
         scored_rounds=scored,
-        beside=BESIDE[env],
         selector=parts.selector,
         server_optimizer=parts.server_optimizer,
         trainer=parts.trainer,
@@ -174,7 +167,7 @@ def server_part(config: RunConfig, parts: Parts, own: Credentials) -> Aggregatio
         return Plain()
     from fairflare.engine.exchanges.sums import summed
     from fairflare.engine.server_sums import ServerSums
-    from fairflare.privacy.secure_sums import Ring, combiner, sealed_sizes
+    from fairflare.privacy.secure_sums import combiner, sealed_sizes
     from fairflare.privacy.sum_keys import verified
 
     context = config.sha256()
@@ -183,7 +176,6 @@ def server_part(config: RunConfig, parts: Parts, own: Credentials) -> Aggregatio
         vouched=lambda site, said: verified(context, site, said, own.identity),
         sizes=sealed_sizes(config.secure_sum, summed(parts.rule).n_terms),
         least=max(config.min_sites, LEAST),
-        ring=Ring(config.mask_bits, parts.trainable),
         sites=len(parts.task.sites()) - bool(config.leave_out),
         draws=draws(parts),
     )
@@ -259,7 +251,7 @@ def scorer(parts: Parts, batch_size: int, at_once: int = 1) -> Score:
     networks, found = [parts.network], list[TestSet]()
     tabled = set(task.table_sets().values())
 
-    def score(model: StateDict, final: bool, before_batch: Callable[[], None]) -> dict[str, Any]:
+    def score(model: StateDict, final: bool) -> dict[str, Any]:
         found.extend(() if found else task.test_sets())
         device, wanted = default_device(), [test for test in found if final or test.name in tabled]
         while len(networks) < min(at_once, len(wanted)):
@@ -271,7 +263,8 @@ def scorer(parts: Parts, batch_size: int, at_once: int = 1) -> Score:
         def row(test: TestSet) -> dict[str, Any]:
             network = networks.pop()
             try:
-                metrics = _scored(task, network, shared(partial(test.batches, batch_size)), device, before_batch)
+                batches = shared(partial(test.batches, batch_size))
+                metrics = finite(task.evaluate(*predict(network, batches, device, task.condense)[:2]))
             finally:
                 networks.append(network)
             return {"corrupted": test.corrupted, "n": len(test.targets), "metrics": metrics}
@@ -282,10 +275,3 @@ def scorer(parts: Parts, batch_size: int, at_once: int = 1) -> Score:
             return dict(zip((test.name for test in wanted), pool.map(row, wanted), strict=True))
 
     return score
-
-
-def _scored(
-    task: Task, network: nn.Module, batches: Iterator[Batch], device: torch.device, before_batch: Callable[[], None]
-) -> dict[str, float]:
-    found = predict(network, batches, device, task.condense, before_batch)
-    return finite(task.evaluate(*found[:2]))

@@ -20,7 +20,6 @@ from fairflare.core.types import Ledger, SiteData, Training
 from fairflare.data.site_config import SiteConfig, find_site_config, stricter
 from fairflare.data.tensors import described
 from fairflare.engine.answers import PlainAtSite, SitePart
-from fairflare.engine.checks import NO_CHOICE
 from fairflare.engine.exchanges.base import Exchange, OfRun, named
 from fairflare.engine.exchanges.evaluate import EvaluateAtSite
 from fairflare.engine.memory import (
@@ -153,7 +152,6 @@ def build_site(
         min_count=min_count,
         memory=kept,
         egress=leaves(config, parts, min_count, own),
-        keeps_best=config.best_by != NO_CHOICE,
         asked=Asked(None if memory is None else beside(memory, ASKED_ENDING), config.sha256()),
         look=partial(_look, config, parts, known.get(name, name), own, min_count, execution.device),
         tell=tell,
@@ -204,11 +202,8 @@ def _execution(own: SiteConfig | None, training: Training, place: int) -> Execut
     keep_freed_memory()  # in a process that trains; a server gives back what it held of a round
     if own is None:
         return Execution(default_device(shared_gpu(place)), training.precision)
-    first, *others = own.gpu_numbers or (shared_gpu(place) if own.gpu is None else own.gpu,)
-    device = default_device(first)
-    # Without a GPU there is one device, the CPU.
-    beside = tuple(default_device(other) for other in others) if device.type == "cuda" else ()
-    return Execution(device, training.precision, layout=own.layout, compiler=own.compiler, beside=beside)
+    device = default_device(shared_gpu(place) if own.gpu is None else own.gpu)
+    return Execution(device, training.precision, layout=own.layout, compiler=own.compiler)
 
 
 def new_credentials(config: RunConfig) -> tuple[Credentials, Credentials]:

@@ -294,8 +294,7 @@ def asks_by_itself(config: RunConfig) -> bool:
 def can_ask(config: RunConfig) -> bool:
     """Whether a run can report the benefit of joining: not one that is itself what others are held against."""
     parts = config.components
-    chosen = config.headline == "best" and not parts.trainer.is_shared
-    return not (parts.rule.alone or parts.selector.pools or chosen or parts.trainer.private)
+    return not (parts.rule.alone or parts.selector.pools or parts.trainer.private)
 
 
 def words(config: RunConfig) -> str:
@@ -309,8 +308,6 @@ def words(config: RunConfig) -> str:
 
 def with_benefit(config: RunConfig, solo: bool) -> RunConfig:
     """``config`` with the question or without it; raises UserError where no site could answer it."""
-    if config.trees and not solo:
-        raise UserError("trees: expected --solo with it, which reports the benefit of joining")
     return config if solo == config.solo else replace(config, solo=solo)
 
 

@@ -22,10 +22,9 @@ from fairflare.engine.memory import ALONE_ENDING, PERSONAL_ENDING, WORK_ENDING
 from fairflare.engine.setup import tasks
 from fairflare.engine.setup.method_parts import NO_STEP, MethodParts, step_class
 from fairflare.participation import Selector
-from fairflare.privacy.schemes import AUTO, LEAST, MOST_CKKS_Q, NONE, WIDTHS, check_scheme
+from fairflare.privacy.schemes import AUTO, LEAST, MOST_CKKS_Q, NONE, check_scheme
 from fairflare.probes.base import Probe
 from fairflare.tasks.base import Task
-from fairflare.tasks.kind import TaskKind
 from fairflare.tasks.kinds.own import OwnData
 from fairflare.trainers.base import Trainer
 
@@ -57,9 +56,6 @@ def check_config(config: RunConfig) -> None:
         find(name)
     if config.solo:
         _check_solo(config, made.rule, made.selector, names)
-    if config.trees:  # examples are rows, and their kind says how
-        grows = type(task.kind).trees is not TaskKind.trees and task.table_inputs() is not None
-        expected("trees", grows, f"false: task {task.name} is on no table, or its kind has no trees", True)
     if made.trainer.private or config.site_epsilon:
         _check_budget(config, made.trainer, task)
     if config.site_epsilon:
@@ -80,7 +76,6 @@ def check_config(config: RunConfig) -> None:
         raise UserError(f"{config.method} on task {offer.task}: {missing}")
     if config.secure_sum == NONE:
         expected("mask_neighbours", config.mask_neighbours == AUTO, "auto without secure_sum", config.mask_neighbours)
-        expected("mask_bits", config.mask_bits == WIDTHS[0], f"{WIDTHS[0]} without secure_sum", config.mask_bits)
     else:
         _check_sums(config, made, len(task.sites()) - bool(config.leave_out))
     if reason := misfit({"method": config.method, "rule": entry.rule, **config.parts}, made.rule, made.trainer):
@@ -190,13 +185,10 @@ def _check_best(config: RunConfig, rule: Rule, trainer: Trainer, headline: str) 
         expected("best_weight", config.best_weight == 0.5, "0.5 without best_by=trade-off", config.best_weight)
     if config.best_by == NO_CHOICE:
         return
-    if rule.own_models:
-        raise UserError(f"best_by: {config.method} gives sites models of their own, so that a round has no one model")
+    if rule.own_models or not trainer.is_shared:
+        raise UserError(f"best_by: {config.method} gives sites models or layers of their own: a round has no one model")
     if config.secure_sum != NONE and headline in HIDDEN_METRICS:
         raise UserError(f"best_by: sites do not say their {headline} in a run with secure sums")
-    if config.headline == "best" and (config.solo or config.after != NO_STEP) and not trainer.is_shared:
-        what = f"{'solo' if config.solo else f'after={config.after}'} where sites keep models or layers of their own"
-        raise UserError(f"headline: expected final with {what}, got best")
 
 
 def _check_solo(config: RunConfig, rule: Rule, selector: Selector, names: Iterable[str]) -> None:
@@ -278,7 +270,6 @@ def _check_sums(config: RunConfig, made: MethodParts, n_sites: int) -> None:
     """Raise UserError where there can be no secure sums over ``n_sites`` sites that train."""
     rule, neighbours = made.rule, config.mask_neighbours
     check_scheme(config.secure_sum)
-    expected("mask_bits", config.mask_bits in WIDTHS, "64 or 32", config.mask_bits)
     if not isinstance(rule, SummedRule):
         raise UserError(f"secure_sum: {config.method} weighs by more than sums over the sites")
     if rule.own_models:

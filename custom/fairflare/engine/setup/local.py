@@ -6,8 +6,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import hashlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,14 +22,12 @@ from fairflare.core.types import Round, SiteData, StateDict
 from fairflare.core.workers import start_method
 from fairflare.data.readers.files import FileSplit
 from fairflare.data.tensors import Grouping, Split, TensorData
+from fairflare.engine.checkpoint import Checkpoint
 from fairflare.engine.checks import NO_CHOICE
-from fairflare.engine.combination import Aggregation
-from fairflare.engine.exchanges.base import AtServer
-from fairflare.engine.exchanges.base import Ended as EndedRun
+from fairflare.engine.exchanges.base import Ended
 from fairflare.engine.exchanges.clinical import view_of
 from fairflare.engine.files import SUFFIX
 from fairflare.engine.gate import by_site
-from fairflare.engine.hashes import model_hash
 from fairflare.engine.in_process import InProcess, InWorkers
 from fairflare.engine.loop import Observer
 from fairflare.engine.memory import forget
@@ -196,84 +193,35 @@ def starts_anew(config: RunConfig, parts: Parts) -> bool:
     return plain and trainer.is_shared and not keeps
 
 
-@dataclass(frozen=True)
-class Ended:
-    """What a run that has ended left.
-
-    Attributes:
-        models: site -> a model of its own, if the rule gave it one.
-        declared: site -> training examples that it declared.
-        first: hash of the model that it began with.
-    """
-
-    model: StateDict
-    models: Mapping[str, StateDict]
-    declared: Mapping[str, int]
-    first: str = ""
-
-
-def step_after(config: RunConfig, folder: Path, ended: Ended) -> dict[str, Any]:
+def step_after(config: RunConfig, folder: Path, model: StateDict, standing: Checkpoint) -> dict[str, Any]:
     """What the log says of the step that ``config`` names; the sites keep what they fit in the run's ``folder``.
+
+    ``model`` is what the run has ended with, beside the rest of what it left.
 
     Raises:
         UserError: the sites have personal models, which are theirs and not in the folder's model.
         RunFailed: a site's data have errors.
     """
     parts = build_parts(config, at_site=True)
-    after = _half(config, parts, "after")
-    with _sites_of(config, folder, parts, ended, f"--set after={config.after}") as (transport, aggregation, there):
-        own = parts.rule.in_use(ended.model, ended.models, there)
-        found, rejections = after.run(EndedRun(transport, aggregation, own, {}, _last(config), ended.declared))
-    return {**found, "rejected": by_site(rejections)}
-
-
-def _half(config: RunConfig, parts: Parts, event: str) -> AtServer:
-    """The server's half of the exchange that is logged as ``event``, which the configuration names."""
-    return next(one for one in at_server(config, parts, view_of(of_run(config, parts))) if one.event == event)
-
-
-def benefit_after(config: RunConfig, folder: Path, ended: Ended) -> dict[str, Any]:
-    """What the log says of the benefit of joining for each site, which trains alone now; its model stays in ``folder``.
-
-    Raises:
-        UserError: the sites have personal models, or this machine makes another initial model than the run's.
-        RunFailed: a site's data have errors.
-    """
-    parts = build_parts(config)
-    question = _half(config, parts, "benefit")
-    if model_hash(parts.model) != ended.first:
-        raise UserError("solo: this machine makes another initial model than the run began with; run it with --solo")
-    first = {key: value.clone() for key, value in parts.model.items()}
-    with _sites_of(config, folder, parts, ended, "--solo") as (transport, aggregation, there):
-        training = [site for site in there if site != config.leave_out]
-        own = parts.rule.in_use(ended.model, ended.models, training)
-        found, rejections = question.run(EndedRun(transport, aggregation, own, first, _last(config), ended.declared))
-    return {**found, "rejected": by_site(rejections)}
-
-
-@contextlib.contextmanager
-def _sites_of(
-    config: RunConfig, folder: Path, parts: Parts, ended: Ended, instead: str
-) -> Iterator[tuple[Transport, Aggregation, list[str]]]:
-    """The run's sites, which forget afterwards what they were asked, and those that have passed preflight anew."""
     if parts.has_personal:
-        raise UserError(f"{config.method}: keeps personal models at the sites; run it with {instead}")
+        raise UserError(f"{config.method}: keeps personal models at the sites; run it with --set after={config.after}")
+    halves = at_server(config, parts, view_of(of_run(config, parts)))
+    after = next(one for one in halves if one.event == "after")
     parts.task.check_data()
     forget(folder / SITES, site_of_client(config, parts.task))  # whose folder it is may take any number of steps
+    last = Round(config.training.rounds, config.training.rounds)
     with LocalSites(config, folder, parts) as sites:
         aggregation = server_part(config, parts, sites.at_server)
-        asked = {site: Instruction("preflight", _last(config), {}) for site in sites.transport.sites()}
+        asked = {site: Instruction("preflight", last, {}) for site in sites.transport.sites()}
         answers = list(sites.transport.exchange(asked))
-        statements, refused = inspect_preflight(answers, all_versions(), ended.declared, config.accept)
+        statements, refused = inspect_preflight(answers, all_versions(), standing.declared, config.accept)
         small = too_small(statements)
         if reason := refusal(statements, refused + aggregation.learn(answers), small):
             raise RunFailed(reason)
-        yield sites.transport, aggregation, [site for site in asked if site not in small]
+        own = parts.rule.in_use(model, standing.models, [site for site in asked if site not in small])
+        found, rejections = after.run(Ended(sites.transport, aggregation, own, {}, last, standing.declared))
     forget(folder / SITES, asked)
-
-
-def _last(config: RunConfig) -> Round:
-    return Round(config.training.rounds, config.training.rounds)
+    return {**found, "rejected": by_site(rejections)}
 
 
 def pooled(own: TensorData, others: Sequence[TensorData]) -> TensorData:

@@ -27,7 +27,6 @@ PART_KEYS = ("trainer", "selector", "server_optimizer")
 NO_STEP = "none"
 STEP_CLASSES = {
     "recalibrate": ("fairflare.engine.after.recalibrate", "Recalibrate"),
-    "shares": ("fairflare.engine.after.recalibrate", "Shares"),
     "conformal": ("fairflare.engine.after.conformal", "Conformal"),
 }
 """Step -> its module, by a name that no reader of imports follows (a job carries its own step alone), and its class."""

@@ -77,7 +77,6 @@ class RunConfig:
         secure_sum: how sites sum the numbers that the weights are made of: "none" (they say them), "masks" or "ckks",
             see ``privacy.secure_sums``.
         mask_neighbours: how many sites each shares masks of updates with: "auto", "all", or the fewest as a number.
-        mask_bits: of each entry of a masked update: 64, or 32, which rounds parameters.
         site_epsilon: budget of a hospital's updates over the run; 0: none, see ``privacy.differential_privacy``.
         site_delta: the chance that goes with it.
         site_clip: the largest norm of a site's update, as if all weights were alike.
@@ -94,7 +93,7 @@ class RunConfig:
         mix_updates: what takes the place of single updates: "none" or one of ``aggregators.base.MIXES``.
         liars: share of the sites that mixing holds against.
         accept: codes of preflight's errors that count as warnings in this run, see ``findings.ACCEPTABLE``.
-        after: what is done with the final model: "none", "recalibrate", "shares" or "conformal", see ``engine.after``.
+        after: what is done with the final model: "none", "recalibrate" or "conformal", see ``engine.after``.
         after_step: the object of this name; None: nothing is done.
         best_by: how the best model among those of the rounds is chosen by validation: "none", "mean", "worst" or
             "trade-off", see ``engine.best``.
@@ -102,7 +101,6 @@ class RunConfig:
         headline: whose results the report shows first: those of the "final" or of the "best" model.
         solo: whether each site also trains alone, and says how much better the federation's model serves it, see
             ``engine.benefit``.
-        trees: whether ``solo`` holds the model against gradient boosting on each site's own rows, too.
         exchanges: exchanges of plugins that follow the last round, see ``engine.exchanges``.
         score_rounds: whose models are scored on the shared test sets: those of the "last" rounds, or of "all".
         threshold: the risk from which on a patient counts as flagged in the report; None: the task's, .5 mostly.
@@ -144,7 +142,6 @@ class RunConfig:
     grace: Annotated[float, Range(0, 30 * 86_400)] = 0.0
     secure_sum: Annotated[str, Text(pattern="|".join(SCHEMES), words=f"one of {', '.join(SCHEMES)}")] = "none"
     mask_neighbours: Annotated[str, Text(pattern=NEIGHBOURS, words="auto, all or a number of sites")] = AUTO
-    mask_bits: Annotated[int, Range(32, 64)] = 64
     site_epsilon: Annotated[float, Range(0, 1e6)] = 0.0
     site_delta: Annotated[float, Range(1e-15, 0.1)] = 1e-5
     site_clip: Annotated[float, Range(1e-9, 1e9)] = 1.0
@@ -164,7 +161,6 @@ class RunConfig:
     best_weight: Annotated[float, Range(0, 1)] = 0.5
     headline: Annotated[str, Text(pattern="final|best", words="final or best")] = "final"
     solo: bool = False
-    trees: bool = False
     exchanges: Annotated[list[Name], Entries(16)] = dataclasses.field(default_factory=list)
     score_rounds: Annotated[str, Text(pattern="last|all", words="last or all")] = "last"
     threshold: Annotated[float, Range(0.001, 0.999)] | None = None

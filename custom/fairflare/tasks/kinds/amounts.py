@@ -22,8 +22,8 @@ from fairflare.core.validation import Names, shown
 from fairflare.core.validation import expected as expect
 from fairflare.data.readers.table_features import LARGEST, as_numbers, check_cells
 from fairflare.functional.intervals import Array
-from fairflare.tasks import kind, metrics_regression  # noqa: F401  (a job carries the metrics with the kind)
-from fairflare.tasks.kind import Answers, Baseline, Cases, TaskKind
+from fairflare.tasks import metrics_regression  # noqa: F401  (a job carries the metrics with the kind)
+from fairflare.tasks.kind import Baseline, Cases, TaskKind
 from fairflare.tasks.kinds.own import OwnData
 
 if TYPE_CHECKING:
@@ -34,20 +34,6 @@ DIGITS = 9
 HALF = 0.5
 LIMIT = 20.0
 """Logarithm of a rate from which on it grows with it linearly: a first step that is too long overflows nothing."""
-
-
-def of_amounts(x: np.ndarray, y: np.ndarray, exposures: np.ndarray | None = None, *, counts: bool = False) -> Answers:
-    """Inputs -> (N, 1): amounts ``y``, or of counts ``y`` the logarithms of their rates."""
-    from sklearn.ensemble import HistGradientBoostingRegressor
-
-    if not counts:
-        model = kind.grown(HistGradientBoostingRegressor(random_state=0), x, y)
-        return lambda inputs: torch.from_numpy(model.predict(inputs.numpy())[:, None]).float()
-    if not y.any():
-        return lambda inputs: torch.full((len(inputs), 1), float(np.log(kind.LEAST)))
-    weights = np.ones(len(y)) if exposures is None else exposures
-    rate = kind.grown(HistGradientBoostingRegressor(loss="poisson", random_state=0), x, y / weights, weights)
-    return lambda inputs: torch.from_numpy(np.log(rate.predict(inputs.numpy()).clip(kind.LEAST))[:, None]).float()
 
 
 @dataclass(frozen=True)
@@ -211,13 +197,6 @@ class Amounts(TaskKind):
     def _constant(self, targets: Tensor) -> float:
         return float(targets.mean())
 
-    def trees(self, data: SiteData, classes: Sequence[str]) -> Answers | None:
-        found = kind.rows(data)
-        return found and self._grown(*found)
-
-    def _grown(self, x: np.ndarray, y: np.ndarray) -> Answers:
-        return of_amounts(x, y)
-
 
 @dataclass(frozen=True)
 class Counts(Amounts):
@@ -262,10 +241,6 @@ class Counts(Amounts):
     def _constant(self, targets: Tensor) -> float:
         counts, exposures = _counts(targets)
         return math.log(max(float(counts.sum() / exposures.sum()), 1e-9))
-
-    def _grown(self, x: np.ndarray, y: np.ndarray) -> Answers:
-        counts, exposures = (y, None) if y.ndim == 1 else (y[:, 0], y[:, 1])
-        return of_amounts(x, counts, exposures, counts=True)
 
 
 @cache

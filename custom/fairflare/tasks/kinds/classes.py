@@ -17,7 +17,7 @@ from torch.nn import functional as F
 
 from fairflare.core.types import Objective, SiteData, local_objective
 from fairflare.functional.intervals import Array
-from fairflare.tasks import kind, metrics
+from fairflare.tasks import metrics
 from fairflare.tasks.kind import Answers, Baseline, Cases, TaskKind
 
 if TYPE_CHECKING:
@@ -113,10 +113,6 @@ class Classes(TaskKind):
             return Baseline(regression)
         shares = data.class_counts.double().cpu().clamp(min=math.exp(-SURE)).log().float()
         return Baseline(lambda inputs: shares.expand(len(inputs), -1), counted=True)
-
-    def trees(self, data: SiteData, classes: Sequence[str]) -> Answers | None:
-        found = kind.rows(data)
-        return found and kind.of_classes(*found, len(classes))
 
 
 CLASSES = Classes()

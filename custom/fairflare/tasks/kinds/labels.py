@@ -25,8 +25,8 @@ from fairflare.core.validation import Names, shown, some
 from fairflare.core.validation import expected as expect
 from fairflare.data.readers.table_features import check_cells
 from fairflare.functional.intervals import Array
-from fairflare.tasks import kind, metrics_multilabel
-from fairflare.tasks.kind import Answers, Baseline, Cases, TaskKind
+from fairflare.tasks import metrics_multilabel
+from fairflare.tasks.kind import Baseline, Cases, TaskKind
 from fairflare.tasks.kinds.own import OwnData
 
 if TYPE_CHECKING:
@@ -202,23 +202,6 @@ class Labels(TaskKind):
         shares = targets.nanmean(0).nan_to_num(HALF).clamp(SURE, 1 - SURE)
         logits = shares.logit().float()
         return Baseline(lambda inputs: logits.expand(len(inputs), -1), counted=True)
-
-    def trees(self, data: SiteData, classes: Sequence[str]) -> Answers | None:
-        """One model for each label, on the rows that say it; even odds where none does."""
-        found = kind.rows(data)
-        if found is None:
-            return None
-        x, y = found
-        grown = []
-        for column in y.T:
-            known = ~np.isnan(column)
-            grown.append(kind.of_classes(x[known], column[known].astype(np.int64), 2) if known.any() else None)
-
-        def answers(inputs: Tensor) -> Tensor:
-            each = [one(inputs) if one else torch.zeros(len(inputs), 2) for one in grown]
-            return torch.stack([log[:, 1] - log[:, 0] for log in each], dim=1)
-
-        return answers
 
     def counts(self, targets: Tensor, classes: Sequence[str]) -> list[int]:
         """Of each label, the cases without it, and with it."""
