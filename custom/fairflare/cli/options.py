@@ -14,8 +14,9 @@ import click
 
 from fairflare.cli import console
 from fairflare.core.errors import UserError
+from fairflare.core.lab import CACHE
 from fairflare.core.validation import shown
-from fairflare.studies.labels import CACHE, at_most, environment, parse_pairs
+from fairflare.studies.labels import at_most, environment, parse_pairs
 
 
 class AnyPath(click.Path):
