@@ -13,6 +13,7 @@ from typing import Any, BinaryIO, Literal, NamedTuple
 import numpy as np
 
 from fairflare.core.errors import DataError
+from fairflare.core.extras import need
 from fairflare.data.readers import stored
 from fairflare.data.readers.limits import check
 
@@ -133,6 +134,7 @@ def _check_extensions(head: Any, file: BinaryIO | gzip.GzipFile, start: int) -> 
 def _nibabel() -> Any:
     import logging
 
+    need("images", "NIfTI")
     import nibabel
 
     logging.getLogger("nibabel.global").setLevel(logging.CRITICAL)  # it prints what it then raises
