@@ -57,7 +57,6 @@ ELSEWHERE = {
     r"fairflare inspect .*--(sign|root) ": "tests/unit/test_inspection.py",
     r"fairflare run .*--tune ": "tests/unit/test_pretrained.py",
     r"fairflare search ": "lab/tests/studies/test_search.py",
-    r"fairflare compare .*--scheduler ": "tests/unit/test_cluster.py",
     r"python hospitals.py": "tests/docs/test_printed_commands.py::world",
     r"python docs/notebooks/make.py": "tests/docs/test_notebooks.py",
     r"fairflare (run|export) run.yaml": "tests/unit/test_python.py::test_the_pages_examples_are_one_run",

@@ -25,7 +25,7 @@ from fairflare.studies.run_file import say_reasons
 @click.option("--fixed-data", is_flag=True, help="The same data for every seed, where a task draws them.")
 @options.env_option
 @options.threads_option
-@options.spread_options
+@options.workers_option
 @options.cache_option
 @options.out_option
 @click.option("--tables", type=options.PATH, metavar="DIR", help="Also write CSV, Markdown, LaTeX and JSON here.")

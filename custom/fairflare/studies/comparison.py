@@ -38,7 +38,6 @@ from fairflare.report.frames import as_latex
 from fairflare.report.groups import harmonic, harmonic_printed
 from fairflare.report.personal import SHOWN
 from fairflare.studies.folders import COMPARISON, COMPARISON_PAGE, check_path, content
-from fairflare.studies.parallel import Workers
 from fairflare.studies.runs import predicted, run_once
 from fairflare.studies.study import Study
 from fairflare.tasks.base import Task
@@ -59,7 +58,7 @@ def compare_all(
     folder: Path,
     *,
     env: str = "local",
-    workers: Workers | None = 1,
+    workers: int | None = 1,
     pareto: tuple[str, str] = PARETO,
     again: Callable[..., dict[str, Any]] = lambda comparison, runs: comparison,
     shared: bool = False,
