@@ -25,7 +25,7 @@ PACKAGES = {
     "engine": 12_540,
     "estimators": 200,
     "flare": 4_500,
-    "functional": 3_810,
+    "functional": 3_610,
     "import_data": 5_640,
     "inference": 3_000,
     "networks": 710,
@@ -41,10 +41,10 @@ PACKAGES = {
 }
 """Package or module of ``custom/fairflare`` -> the most lines that its Python files may have."""
 FOLDERS = {
-    "custom": (70_960, 34_980),
-    "tests": (60_560, None),
-    "lab/fairflare_lab": (13_630, None),
-    "lab/tests": (10_550, None),
+    "custom": (70_760, 34_910),
+    "tests": (60_460, None),
+    "lab/fairflare_lab": (13_840, None),
+    "lab/tests": (10_660, None),
 }
 """Folder -> the most lines, and the most lines of statements, of its Python files."""
 
