@@ -21,7 +21,6 @@ from fairflare.engine.setup import tasks
 from fairflare.engine.setup.config import RunConfig
 from fairflare.report import REPORT
 from fairflare.studies import display
-from fairflare.studies.comparison import on_mixture, parse_options
 from fairflare.studies.describe import listed_rows
 from fairflare.studies.folders import check_path
 from fairflare.studies.labels import comparison_name, folder_name
@@ -34,6 +33,7 @@ from fairflare_lab.papers.tabulate import Used, differences, file_name, publishe
 from fairflare_lab.report.table_files import Table as Shown
 from fairflare_lab.report.table_files import write_tables
 from fairflare_lab.studies import paper_list
+from fairflare_lab.studies.mixtures import on_mixture, parse_options
 from fairflare_lab.studies.paper_panels import OF_DATA, OF_MODELS, Runs, drawn, segmentations, standalone
 
 Values = Mapping[str, Any]
