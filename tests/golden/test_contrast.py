@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from fairflare.functional.features import model_contrast
-from fairflare_lab.functional import prototype_contrast
+from fairflare_lab.functional.terms import prototype_contrast
 from golden import folder
 
 GOLDEN = np.load(folder() / "local_terms.npz")

@@ -32,7 +32,7 @@ from fairflare.core.validation import Range
 from fairflare.functional.features import features_of, lacks_features
 from fairflare.privacy.counts import released
 from fairflare.trainers.base import Optimizer, PlainTrainer, ServerState
-from fairflare_lab.functional import class_distance, class_means, prototype_contrast
+from fairflare_lab.functional.terms import class_distance, class_means, prototype_contrast
 
 MEANS = TensorSpec(
     "prototypes", lambda o: {str(c): (o.features,) for c in range(o.classes)}, "mean features of a class"

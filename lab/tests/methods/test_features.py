@@ -7,7 +7,7 @@ from torch import nn
 
 from fairflare.core.types import Batch
 from fairflare.functional.features import features_of
-from fairflare_lab.functional import class_distance, class_means
+from fairflare_lab.functional.terms import class_distance, class_means
 from helpers import small_network
 
 

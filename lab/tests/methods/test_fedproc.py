@@ -14,7 +14,7 @@ from fairflare.functional.features import features_of
 from fairflare.testing import check_trainer
 from fairflare.testing.example import SmallData, copied, work_of_round
 from fairflare.trainers.base import PlainTrainer
-from fairflare_lab.functional import prototype_contrast
+from fairflare_lab.functional.terms import prototype_contrast
 from fairflare_lab.methods.prototypes import GLOBAL, FedProc
 from fairflare_lab.methods.prototypes_probe import Prototypes
 
