@@ -8,9 +8,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from fairflare.core.errors import UserError
+from fairflare.core.findings import SPLIT_NAMES
+from fairflare.data.inputs import Scaling
+from fairflare.data.tensors import TensorData
+from fairflare.datasets.patients import TableTask
 from fairflare.engine.checkpoint import load_checkpoint
 from fairflare.engine.files import CHECKPOINT
 from fairflare.engine.setup import tasks
@@ -32,14 +37,42 @@ def initial_scores(config: RunConfig) -> dict[str, float | None]:
     return {name: headline_of(parts.task, *predicted(parts, config, own)) for name, own in data.items()}
 
 
+DEALING = ("alpha", "n_sites", "sites_by", "data_seed")
+"""Options that say who has which patient, and nothing else."""
+
+
+def dealt_as(task: Task, other: Task) -> dict[str, TensorData]:
+    """Site of ``other`` -> all test patients of ``task`` that ``other`` has there, prepared as that site would.
+
+    With another ``alpha`` it is FedUFO's evaluation on test splits of another skew. A site prepares numbers with its
+    training patients of ``other``, of whom none is left out for having been trained with: medians, means and spreads
+    come of them, and no outcome. UserError where no table is dealt, or ``other`` differs in more than the partition.
+    """
+    if not isinstance(task, TableTask) or not isinstance(other, TableTask):
+        raise UserError(f"task {task.name}: its test examples cannot be dealt to the sites in another way")
+    fixed = [one.name for one in dataclasses.fields(task) if one.name not in DEALING]
+    if type(other) is not type(task) or any(getattr(other, key) != getattr(task, key) for key in fixed):
+        raise UserError(f"task {task.name}: expected only other values of {', '.join(DEALING)}")
+    table, found = task.table(), {}
+    pool = np.concatenate([task.rows(site)["test"] for site in task.sites()])
+    for site in other.sites():
+        rows = other.rows(site)
+        everyone = np.sort(np.concatenate(list(rows.values())))
+        held_out = everyone[np.isin(everyone, pool)]
+        scaled = Scaling.of(table.numbers[rows["train"]])
+        splits = {name: table.split(held_out if name == "test" else rows[name], scaled) for name in SPLIT_NAMES}
+        found[site] = TensorData.of(splits, n_classes=len(task.classes))
+    return found
+
+
 def on_mixture(config: RunConfig, folder: Path, options: Mapping[str, Any], higher: bool) -> Json:
-    """One run's final model on the test patients as ``Task.test_data_as`` gives them to sites.
+    """One run's final model on the test patients as ``dealt_as`` gives them to sites.
 
     A site that uses a model of its own, as in training alone, has it wherever its patients are from. Returns mean,
     worst, std, std_sample, gap, and sites: site -> n and value.
     """
     parts = with_final_model(config, folder)
-    data = parts.task.test_data_as(_other(parts.task, config, options))
+    data = dealt_as(parts.task, _other(parts.task, config, options))
     models = load_checkpoint(folder / CHECKPOINT).models if parts.rule.counts_own else {}
     answers: Predicted = {}
     for site, own in data.items():
