@@ -49,7 +49,6 @@ COSTS = {  # CPU seconds of a file's tests and of what they start, roughly; a fi
     "test_workers": 36,
     "test_export_model": 32,
     "test_decision_job": 32,
-    "test_cluster": 60,
     "test_stratified_cox": 24,
     "test_plugins_sim": 18,
     "test_distribution": 45,

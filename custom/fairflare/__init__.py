@@ -16,12 +16,10 @@ if TYPE_CHECKING:
     from fairflare.estimators import FederatedClassifier as FederatedClassifier
     from fairflare.estimators import FederatedRegressor as FederatedRegressor
     from fairflare.inference.frames import metric_frame as metric_frame
-    from fairflare.studies.parallel import Cluster as Cluster
     from fairflare.studies.study import Study as Study
 
 __version__ = "0.2.0"
 _HOMES = {
-    "Cluster": "fairflare.studies.parallel",
     "FederatedClassifier": "fairflare.estimators",
     "FederatedRegressor": "fairflare.estimators",
     "Federation": "fairflare.api",
@@ -35,7 +33,6 @@ _HOMES = {
 }
 """Name -> its module, which is imported when the name is first used: a job's processes and ``--help`` do without."""
 __all__ = [
-    "Cluster",
     "FederatedClassifier",
     "FederatedRegressor",
     "Federation",

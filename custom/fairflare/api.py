@@ -21,6 +21,7 @@ import torch
 
 from fairflare.core import registry, user_code
 from fairflare.core.errors import UserError
+from fairflare.core.lab import CACHE
 from fairflare.core.validation import expected, shown
 from fairflare.engine.files import CONFIG, MODEL, read_json, read_model
 from fairflare.engine.hashes import model_hash
@@ -28,7 +29,6 @@ from fairflare.engine.setup.config import RunConfig
 from fairflare.report import PAGE, REPORT
 from fairflare.report.write import verify_run
 from fairflare.studies import display
-from fairflare.studies.labels import CACHE
 from fairflare.studies.run_file import SUFFIXES, RunFile, read_run_file, say_reasons
 from fairflare.studies.runs import as_before, default_folder, execute_deployed, run_once, title
 from fairflare.studies.study import Study, arms, benefit_table, groups_table, history_table, sites_table

@@ -28,13 +28,14 @@ from fairflare.core.registry import method, rule
 from fairflare.core.seeds import derive
 from fairflare.core.types import Batch, Info, Paper, Reply, StateDict, Training, Weights
 from fairflare.data.tensors import Split, TensorData
-from fairflare.datasets.partition import MOTION_ANGLES, dirichlet_with_corrupted, motion_blur, redrawn
+from fairflare.datasets.partition import dirichlet_with_corrupted, redrawn
 from fairflare.engine.setup import tasks
 from fairflare.functional.consistency import least_count
 from fairflare.networks import builtin as networks
 from fairflare.tasks.base import DATA_FOLDER, PARTITION, RENDERING, SPLIT, Preset, Task, TestSet, expect, site_index
 from fairflare.tasks.kinds.masks import MASKS
 from fairflare_lab.datasets import digits
+from fairflare_lab.datasets.poor_images import MOTION_ANGLES, motion_blur
 
 EDGE = 16
 HIDDEN = (80, 40)

@@ -231,45 +231,46 @@ def test_fingerprints_of_a_job_look_at_declared_modules_only(declared, tmp_path,
 
 
 UNFIT = [
-    ("DenseNet121", {"pretrained": True}, "pretrained: expected one of False, got True"),
+    ("DenseNet121", {"pretrained": True}, "pretrained: expected false, got True"),
     ("DenseNet121", {"progress": True}, "unknown argument 'progress'"),
-    ("EfficientNetBN", {"model_name": "../../x"}, "model_name: expected one of 'efficientnet-b0'"),
-    ("FlexibleUNet", {"backbone": "os.system"}, "backbone: expected one of"),
-    ("SwinUNETR", {"norm_layer": "torch.nn.LayerNorm"}, "unknown argument 'norm_layer'"),
-    ("SwinUNETR", {"downsample": "os.system"}, "downsample: expected one of 'merging', 'mergingv2', got 'os.system'"),
-    ("SegResNetDS", {"preprocess": "os.system"}, "unknown argument 'preprocess'"),
+    ("EfficientNetBN", {"model_name": "../../x"}, "model_name: expected"),
+    ("FlexibleUNet", {"backbone": "os.system"}, "backbone: expected"),
+    ("SwinUNETR", {"norm_layer": "LayerNorm"}, "unknown argument 'norm_layer'"),
+    ("SwinUNETR", {"downsample": "os.system"}, "downsample: expected"),
+    ("SegResNetDS", {"preprocess": "system"}, "unknown argument 'preprocess'"),
     ("HighResNet", {"layer_params": [{"name": "conv_0"}]}, "unknown argument 'layer_params'"),
-    ("UNet", {"act": "os.system"}, "act: expected one of relu,"),
-    ("UNet", {"act": ["relu", {"inplace": True, "x": 1}]}, "act: expected one of relu,"),
-    ("UNet", {"norm": ["group", {"num_groups": 10**9}]}, "norm: expected one of batch, instance, group"),
-    ("UNet", {"norm": {"class_path": "os.system"}}, "norm: expected one of"),
-    ("UNet", {"in_channels": 0}, "in_channels: expected a whole number from 1 to 2048, got 0"),
-    ("UNet", {"in_channels": True}, "got True"),
-    ("UNet", {"in_channels": 1.5}, "got 1.5"),
-    ("UNet", {"in_channels": "1"}, "got '1'"),
-    ("UNet", {"in_channels": 10**400}, "in_channels: expected a whole number from 1 to 2048, got 1000"),
-    ("UNet", {"spatial_dims": 4}, "spatial_dims: expected a whole number from 1 to 3"),
-    ("UNet", {"channels": [4] * 9}, "channels: expected a list of 1 to 8"),
-    ("UNet", {"channels": []}, "channels: expected a list of 1 to 8"),
-    ("UNet", {"channels": "4444"}, "channels: expected a list of 1 to 8"),
-    ("UNet", {"dropout": float("nan")}, "dropout: expected a number from 0 to 0.95, got nan"),
+    ("UNet", {"act": "os.system"}, "act: expected"),
+    ("UNet", {"act": ["relu", {"inplace": "a b"}]}, "act: expected"),
+    ("UNet", {"norm": ["group", {"num_groups": 10**9}]}, "norm: expected"),
+    ("UNet", {"norm": {"class_path": "os.system"}}, "norm: expected"),
+    ("UNet", {"in_channels": -1}, "in_channels: expected"),
+    ("UNet", {"in_channels": 10**400}, "got 1000"),
+    ("UNet", {"channels": [4] * 17}, "channels: expected"),
+    ("UNet", {"channels": [[[[4]]]]}, "channels: expected"),
+    ("UNet", {"dropout": float("nan")}, "got nan"),
     ("UNet", {"dropout": float("inf")}, "got inf"),
-    ("UNet", {"bias": 1}, "bias: expected one of True, False, got 1"),
-    ("UNet", {"num_res_units": 10**6}, "num_res_units: expected a whole number from 0 to 8"),
     ("UNet", {"self": 1}, "unknown argument 'self'"),
     ("UNet", {"__class__": 1}, "unknown argument '__class__'"),
     ("UNet", {"x" * 10_000: 1}, "unknown argument"),
-    ("FullyConnectedNet", {"hidden_channels": [10**12]}, "hidden_channels: expected a list of 1 to 16"),
+    ("FullyConnectedNet", {"hidden_channels": [10**12]}, "hidden_channels: expected"),
 ]
 
 
 @each("name, args, text", UNFIT, ids=lambda v: v if isinstance(v, str) else None)
-def test_an_argument_that_is_not_plain_or_out_of_range_is_refused_without_an_import(name, args, text, monkeypatch):
-    monkeypatch.setattr(importlib, "import_module", lambda name: pytest.fail(f"{name} was imported"))
+def test_an_argument_that_is_unknown_or_not_plain_is_refused(name, args, text):
     with pytest.raises(UserError) as refused:
         monai_networks.checked(f"{NETS}.{name}", args)
     assert str(refused.value).startswith(f"model: {name}: ") and text in str(refused.value)
-    assert len(str(refused.value)) < 700
+    assert len(str(refused.value)) < 900
+
+
+WRONG = [{"in_channels": 0}, {"in_channels": 1.5}, {"in_channels": "one"}, {"spatial_dims": 4}, {"channels": []}]
+
+
+@each("args", WRONG)
+def test_a_plain_argument_that_does_not_fit_is_one_line(args):
+    with pytest.raises(UserError, match="^model: monai.networks.nets.UNet failed on two examples"):
+        own_network.build(model(f"{NETS}.UNet", **PLAIN | STAGES | args), (1, 32, 32), (2, 32, 32))
 
 
 @each("text", ["[" * 100_000, '{"class_path":' * 2000 + "1", "{}", '{"class_path": 3}', "{" + "9" * 5000])
@@ -280,7 +281,7 @@ def test_json_that_is_no_class_is_one_line(text):
 
 
 HUGE = [
-    ("UNet", {**PLAIN, "spatial_dims": 3, "channels": [2048] * 8, "strides": [1] * 7, "kernel_size": 9}),
+    ("UNet", {**PLAIN, "spatial_dims": 3, "channels": [8192] * 8, "strides": [1] * 7, "kernel_size": 9}),
     ("Classifier", {"in_shape": [2048, 4096, 4096], "classes": 2048, **STAGES}),
     ("Regressor", {"in_shape": [1, 4096, 4096, 4096], "out_shape": [4096] * 4, "channels": [2048], "strides": [1]}),
     ("ResNet", {"block": "bottleneck", "layers": [64] * 4, "block_inplanes": [2048] * 4, "spatial_dims": 3}),
@@ -322,7 +323,7 @@ SMALL = {
 
 @each("name", SMALL)
 def test_networks_on_the_list_can_be_built_by_either_name(name):
-    file = monai_networks.NETWORKS[name][0]
+    file = monai_networks.NETWORKS[name]
     inputs = (5,) if name == "FullyConnectedNet" else (1, 32, 32)
     outputs = (2, 32, 32) if "UN" in name.upper() or name.startswith(("Seg", "HighRes")) else (2,)
     found = {type(own_network.build(model(dotted, **SMALL[name]), inputs, outputs)) for dotted in (
@@ -331,20 +332,15 @@ def test_networks_on_the_list_can_be_built_by_either_name(name):
     assert {cls.__module__ for cls in found} == {f"{NETS}.{file}"}
 
 
-def test_every_class_on_the_list_is_a_network_that_monai_defines_and_takes_the_arguments():
-    for name, (file, kinds) in monai_networks.NETWORKS.items():
+def test_what_the_list_lets_through_names_no_code_and_downloads_nothing():
+    for name, file in monai_networks.NETWORKS.items():
         cls = getattr(importlib.import_module(f"{NETS}.{file}"), name)
         assert issubclass(cls, nn.Module) and cls.__module__ == f"{NETS}.{file}"
-        known = {p for parent in cls.__mro__ if parent is not nn.Module for p in parameters(parent)}
-        assert set(kinds) <= known, name
-        risky = ("pretrained", "url", "weights", "file", "module", "callable", "params", "preprocess")
-        assert not [key for key in kinds if any(word in key.split("_") for word in risky[1:])]
-        own = parameters(cls)
-        assert ("pretrained" in kinds) == ("pretrained" in own), f"{name}: MONAI's default may be to download"
-
-
-def parameters(cls):
-    return set(inspect.signature(cls.__init__).parameters) if "__init__" in vars(cls) else set()
+        allowed = monai_networks._parameters(cls)
+        risky = {"url", "weights", "file", "module", "callable", "params", "preprocess"}
+        assert not [key for key in allowed if risky & set(key.split("_"))]
+        pretrained = {"pretrained"} & set(inspect.signature(cls.__init__).parameters)
+        assert monai_networks.checked(f"{NETS}.{name}", {}) == (name, dict.fromkeys(pretrained, False))
 
 
 def test_a_refused_network_takes_no_memory():

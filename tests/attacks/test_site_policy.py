@@ -178,7 +178,7 @@ def model(name, **args):
         (model("os.system"), "model: expected a name in the site's local/custom or in code that the job brings"),
         (model("my_net.Net"), "model: expected a name in the site's local/custom"),
         (model(f"{NETS}.DenseNet121", spatial_dims=2, in_channels=1, out_channels=2, pretrained=True), "got True"),
-        (model(f"{NETS}.UNet", channels=[10**9]), "channels: expected a list"),
+        (model(f"{NETS}.UNet", channels=[10**9]), "channels: expected"),
         ('{"class_path": "a.b", "args": {"x": "{JOB_ID}"}}', "local/custom"),
     ],
 )

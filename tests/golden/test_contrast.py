@@ -5,7 +5,8 @@ import numpy as np
 import pytest
 import torch
 
-from fairflare.functional.features import model_contrast, prototype_contrast
+from fairflare.functional.features import model_contrast
+from fairflare_lab.functional.terms import prototype_contrast
 from golden import folder
 
 GOLDEN = np.load(folder() / "local_terms.npz")

@@ -13,8 +13,8 @@ from fairflare.aggregators.robust import Median, TrimmedMean
 from fairflare.core import registry
 from fairflare.core.errors import RunFailed
 from fairflare.core.types import Info, Reply, Round
-from fairflare.functional.blocks import head_of
 from fairflare.testing.laws import CHECKS
+from fairflare_lab.functional.terms import head_of
 from fairflare_lab.methods.collaborative_fairness import CFFL, CGSV
 from fairflare_lab.methods.fedfv import FedFV
 from fairflare_lab.methods.multi_krum import MultiKrum

@@ -23,10 +23,11 @@ def table():
 
 
 def minimums():
-    """Package -> the smallest version of each line of setup.cfg that asks for it, None where a line has none."""
+    """Package -> the smallest version of each line, of either distribution, that asks for it; None of one without."""
     config = configparser.ConfigParser()
     config.read(ROOT / "setup.cfg", encoding="utf-8")
-    lines = [config["options"]["install_requires"], *config["options.extras_require"].values()]
+    lab = re.findall(r'^ +"(.+)",$', (ROOT / "lab" / "pyproject.toml").read_text(encoding="utf-8"), re.M)
+    lines = [config["options"]["install_requires"], *config["options.extras_require"].values(), "\n".join(lab)]
     found = {}
     for one in (Requirement(line) for text in lines for line in text.split("\n") if line.strip()):
         lower = [Version(spec.version) for spec in one.specifier if spec.operator in (">=", "~=", "==")]

@@ -1,19 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Final models looked at again: resampled patients, and test patients dealt to the sites in another way."""
+"""Final models looked at again, on resampled patients."""
 
-import dataclasses
 import json
 
 import numpy as np
 import pytest
 
 from fairflare.cli.main import main
-from fairflare.core.errors import UserError
-from fairflare.engine.setup import tasks
-from fairflare.studies.comparison import _add, _redrawn, _same_patients, parse_options
+from fairflare.studies.comparison import _add, _redrawn, _same_patients
 from fairflare.studies.study import arms
-
-TASK = {"n_sites": 4, "alpha": 1.0, "model": "linear"}
 
 
 def call(capsys, *arguments):
@@ -21,43 +16,6 @@ def call(capsys, *arguments):
         main([str(a) for a in arguments])
     streams = capsys.readouterr()
     return stop.value.code, streams.out, streams.err
-
-
-@pytest.fixture(scope="module")
-def task():
-    return tasks.load("support2", "dirichlet", **TASK)
-
-
-def test_nobody_who_was_trained_with_is_tested_on(task):
-    other = dataclasses.replace(task, alpha=100.0)
-    dealt = task.test_data_as(other)
-    tested = [task.rows(site)["test"] for site in task.sites()]
-    assert sum(data.size("test") for data in dealt.values()) == sum(map(len, tested))
-    for site, data in dealt.items():
-        everyone = np.concatenate(list(other.rows(site).values()))
-        assert data.size("test") == np.isin(np.concatenate(tested), everyone).sum()
-        labels = task.table().labels[np.intersect1d(everyone, np.concatenate(tested))]
-        assert data.splits["test"].targets.tolist() == labels.tolist()
-
-
-def test_the_same_split_gives_the_same_patients(task):
-    for site, data in task.test_data_as(task).items():
-        own = task.site_data(site)
-        assert data.splits["test"].inputs.equal(own.splits["test"].inputs)
-
-
-def test_what_cannot_be_dealt_otherwise_is_refused(task, tmp_path, capsys):
-    with pytest.raises(UserError, match="expected only other values of alpha, n_sites, sites_by and data_seed"):
-        task.test_data_as(dataclasses.replace(task, test_fraction=0.4))
-    digits = tasks.load("digits", "small")
-    with pytest.raises(UserError, match="task digits: its test examples cannot be dealt to the sites in another way"):
-        digits.test_data_as(digits)
-    command = ("compare", "fedavg", "--task", "support2", "--out", tmp_path / "x")
-    code, _, err = call(capsys, *command, "--test-on", "alpha")
-    assert code == 2 and "--test-on: expected KEY=VALUE,KEY=VALUE, got 'alpha'" in err
-    code, _, err = call(capsys, *command, "--test-on", "size=3")
-    assert code == 2 and "option of task 'support2'" in err and not (tmp_path / "x").exists()
-    assert parse_options(["task.alpha=1, n_sites=4"]) == [{"alpha": "1", "n_sites": "4"}]
 
 
 def test_a_resample_is_the_same_for_every_method():
@@ -95,16 +53,12 @@ def test_a_verdict_needs_both_intervals(low, high, said):
 def test_a_comparison_looks_again(tmp_path, capsys):
     command = ["compare", "fedavg", "fedavg:weighting=uniform", "--task", "support2:dirichlet", "--sites", "3"]
     command += ["--rounds", "1", "--seeds", "0,1", "--set", "model=linear", "--workers", "1", "--json"]
-    command += ["--resample", "20", "--test-on", "alpha=5", "--test-on", "alpha=0.8", "--out", tmp_path / "c"]
+    command += ["--resample", "20", "--out", tmp_path / "c"]
     code, out, err = call(capsys, *command)
     assert code == 0, err
     found = json.loads(out)
     again = found["methods"][1]["versus_first"]["worst"]["bootstrap"]
     assert again["low"] <= again["mean"] <= again["high"] and again["resamples"] == 20
-    same, skewed = found["elsewhere"]
-    for method in found["methods"]:
-        assert same["methods"][method["label"]]["mean"]["mean"] == pytest.approx(method["mean"]["mean"], abs=1e-12)
-        assert skewed["methods"][method["label"]]["mean"]["mean"] != method["mean"]["mean"]
     page = (tmp_path / "c" / "compare.html").read_text()
-    assert "Other mixtures of patients" in page and "Seeds and patients resampled" in page
+    assert "Seeds and patients resampled" in page
     assert json.loads((tmp_path / "c" / "compare.json").read_text()) == found

@@ -19,7 +19,7 @@ WORDS = {
 @each("task", WORDS)
 def test_the_list_of_tasks_names_owner_and_licence(task):
     said = {row["name"]: row["real"] for row in task_rows()}[task]
-    package = "fairflare_lab.datasets" if task == "digits" else "fairflare.datasets"
+    package = "fairflare.datasets" if task in ("heart", "ist", "support2") else "fairflare_lab.datasets"
     page = resources.files(package).joinpath("data/README.md").read_text(encoding="utf-8")
     for words in WORDS[task]:
         assert words in said and words in page, words

@@ -262,20 +262,13 @@ def test_another_table_brings_its_own_files_alone():
     assert {name for name in datasets("ist") if name.startswith("data/")} == {"data/README.md", "data/ist.csv.gz"}
 
 
-def test_a_simulated_task_brings_no_table():
-    found = datasets("ich-phantom")
-    assert not [name for name in found if name.startswith(("data/", "readers/"))]
-    assert {"ich_phantom.py", "phantoms.py"} <= found
-    assert not {"brain_seg.py", "fundus_phantom.py", "digits.py"} & found
-
-
 @pytest.mark.parametrize("task", ["ich-phantom", "brain-seg", "digits"])
 def test_a_job_keeps_rendered_data_under_the_same_name(task, tmp_path):
     """What FLARE's processes render with the files that their job carries, the next command finds."""
     carried(tmp_path, "fedavg", task)
     code = f"""if True:
         from fairflare.engine.setup.tasks import load
-        from fairflare.datasets import cache
+        from fairflare_lab.datasets import cache
         print(cache.__file__)
         print(cache._key(load({task!r}), "site-1"))"""
     found = [
@@ -370,14 +363,14 @@ def test_every_method_s_parts_are_built_from_what_its_sites_are_sent(tmp_path):
 
 def test_own_files_bring_what_they_import(tmp_path, monkeypatch):
     code, plugin = tmp_path / "mine.py", tmp_path / "my_probe.py"
-    code.write_text("def f():\n    from fairflare.datasets import phantoms\n")
-    plugin.write_text("import fairflare.datasets.partition\n")
+    code.write_text("def f():\n    from fairflare.datasets import patients\n")
+    plugin.write_text("import fairflare.datasets.heart\n")
     monkeypatch.setenv(user_code.VARIABLE, str(code))
     monkeypatch.setenv(registry.PLUGINS, str(plugin))
     for app in staged(tmp_path / "out", "fedavg", "segmentation", **OWN["segmentation"]):
         package = app / "custom" / "fairflare"
-        assert (package / "datasets" / "phantoms.py").is_file()
-        assert (package / "datasets" / "partition.py").is_file()
+        assert (package / "datasets" / "patients.py").is_file()
+        assert (package / "datasets" / "heart.py").is_file()
         assert not (package / "datasets" / "support2.py").exists()
         assert (package / "aggregators" / "my_probe.py").is_file() and (app / "custom" / "mine.py").is_file()
         assert {"mine.py", "fairflare/aggregators/my_probe.py"} <= set(manifest.read_manifest(app)["files"])

@@ -2,7 +2,6 @@
 """Runs on whole volumes: the papers' methods, and a hospital's own NIfTI from the folder to masks at its voxels."""
 
 import json
-from importlib.util import find_spec
 
 import nibabel
 import numpy as np
@@ -19,7 +18,6 @@ from fairflare.testing import check_metric, check_task
 from model_use import call, rows, run
 from volume_files import SITES, write_classes, write_list, write_masked
 
-needs_nilearn = pytest.mark.skipif(find_spec("nilearn") is None, reason="needs the demo extra (nilearn)")
 TINY = {"images": 64, "site_test_images": 0, "size": 32, "patch": 16, "patches": 1, "solo": False}
 PAPERS = {
     "fedism-plus": {"rho_max": 0.02},
@@ -34,7 +32,6 @@ def entries_of(log, event):
     return [entry for entry in log if entry["event"] == event]
 
 
-@needs_nilearn
 @each("method", PAPERS, short=["fedism-plus", "fedufo", "fedce"])
 def test_the_papers_methods_run_on_volumes(method, tmp_path):
     """Three sites, two rounds: weights are a distribution, every site answers, and says what the method asks for.
@@ -57,7 +54,6 @@ def test_the_papers_methods_run_on_volumes(method, tmp_path):
         assert 0 <= answer["test"]["dice"] <= 1 and answer["trivial"]["test"]["dice"] > 0.2
 
 
-@needs_nilearn
 def test_the_brain_is_a_task_like_any_other():
     small = {name: value for name, value in TINY.items() if name != "solo"}
     check_task("brain-seg3d", "small", **small)

@@ -26,6 +26,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fairflare.core.errors import UserError
+from fairflare.core.extras import need
 from fairflare.core.findings import Finding, merged
 from fairflare.core.validation import some
 from fairflare.engine.files import AUDIT, is_file
@@ -345,6 +346,7 @@ def serve(folder: Path, *, port: int, every: float) -> None:
 
 def page_of(folder: Path, token: str, every: float) -> Flask:
     """A site with one page, read-only: it answers those alone who know ``token`` and ask for this machine by name."""
+    need("web", "watch --web")
     from flask import Flask, abort, request
 
     watched, site = watched_in(folder), Flask("fairflare")

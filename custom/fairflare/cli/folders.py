@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import sys
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,7 @@ from typing import Any
 import click
 
 from fairflare.cli import console
-from fairflare.cli.options import PATH, Told, as_json, force_option, json_option, option, out_option, set_option
+from fairflare.cli.options import PATH, Told, as_json, json_option, option, set_option
 from fairflare.core.errors import UserError
 from fairflare.studies.run_file import Values
 
@@ -148,65 +147,6 @@ def after(folder: Path, step: str, values: Values) -> Told:
 
     found = take_step(folder, step, values)
     return {"folder": str(folder), "report": found}, partial(results.run_result, found, folder)
-
-
-@click.command()
-@click.argument("folder", type=PATH, metavar="RUN")
-@click.option("--site", required=True, metavar="NAME", help="The hospital that leaves.")
-@click.option("--yes", is_flag=True, help="Go on without asking.")
-@out_option
-@force_option
-@json_option
-def forget(folder: Path, site: str, yes: bool, out: Path | None, force: bool, as_json: bool) -> None:
-    """Train the model of the finished RUN again as if the hospital NAME had never been there.
-
-    Says first which rounds at which sites it takes. The new run goes to RUN-without-NAME, with statement.md for the
-    hospital; RUN stays as it is. docs/forget.md
-    """
-    from fairflare.studies import forget as leaving
-
-    chosen = leaving.plan(folder, site)
-    target = out or folder.with_name(f"{folder.resolve().name}-without-{site}")
-    if not as_json:
-        console.say(chosen.cost())
-    if not yes:
-        if as_json or not sys.stdin.isatty():
-            raise UserError("forget: expected --yes where nobody can be asked")
-        if not click.confirm("go on?", default=False):
-            return
-    said = leaving.forget(chosen, target, force=force)
-    if as_json:
-        console.dump({"folder": str(target), "statement": said})
-        return
-    for name, scores in said["stay"].items():
-        console.say(f"{name}: {said['metric']} {leaving.told(scores['before'])} -> {leaving.told(scores['after'])}")
-    console.say(f"statement: {target / 'statement.md'}")
-
-
-@click.command()
-@click.argument("folder", type=PATH, metavar="RUN")
-@option("--shadows", type=int, default=8, metavar="N", help="Shadow models per site; 0: none.")
-@click.option("--site", metavar="NAME", help="At this hospital alone, by itself; RUN stays as it is.")
-@click.option("--site-data", type=PATH, metavar="DIR", help="With --site: where its fairflare_site.yaml lies.")
-@as_json
-def risk(folder: Path, shadows: int, site: str | None, site_data: Path | None) -> Told:
-    """Say how well it can be told from the final model of RUN whose records it was trained on, by site and group.
-
-    Each site attacks its own training records; an AUC with its interval leaves, of enough patients. The report shows
-    it. The sites' data must be on this machine, or those of --site. docs/risk.md
-    """
-    from fairflare.studies.after import measure_risk, risk_at
-
-    if (site is None) != (site_data is None):
-        raise click.UsageError("expected --site and --site-data together, or neither")
-    if site is not None and site_data is not None:
-        told, said = risk_at(folder, shadows, site, site_data), []
-        for group in (key.removeprefix("low") for key in told if key.startswith("low")):
-            auc, low, high = (told[f"{name}{group}"] for name in ("auc", "low", "high"))
-            said.append(f"{site}{group}: AUC {auc:.3f} ({low:.3f} to {high:.3f}); 0.5 is guessing")
-        return {"folder": str(folder), "site": site, "risk": told}, "\n".join(said)
-    found = measure_risk(folder, shadows)["detail"]["risk"]
-    return {"folder": str(folder), "risk": found}, found["sentence"]
 
 
 @click.command()

@@ -33,7 +33,7 @@ MODULES = {
     "about": "describe list new tasks",
     "data": "fingerprint init plan preflight",
     "decision": "join join-forecast join-sheet monitor",
-    "folders": "after forget inspect report risk verify watch",
+    "folders": "after inspect report verify watch",
     "model": "evaluate export-model predict",
     "run": "export resume run",
     "studies": "compare",
@@ -42,7 +42,7 @@ DAILY = "run compare join predict"
 """Verbs that also stand alone."""
 GROUPS = {
     "data": ("Look at data and prepare them.", "init preflight plan fingerprint"),
-    "run": ("Train, and read what came of it.", "resume watch report verify after risk forget"),
+    "run": ("Train, and read what came of it.", "resume watch report verify after"),
     "join": ("Decide on joining.", "forecast=join-forecast sheet=join-sheet"),
     "use": ("Use a finished run's model.", "predict evaluate export=export-model sheet monitor"),
     "study": ("Compare methods, and see what there is.", "compare list tasks describe new"),
@@ -108,7 +108,7 @@ class Commands(click.Group):
     def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
         """Also of a group's verb; on a terminal an old name is followed by the new one."""
         group, verb = (*args, "", "")[:2]
-        if old := VERBS.get((group, verb)) or (verb if group == "study" and verb in lab.COMMANDS else None):
+        if old := VERBS.get((group, verb)) or (verb if group in ("study", "run") and verb in lab.COMMANDS else None):
             return f"{group} {verb}", self.get_command(ctx, old), args[2:]
         if group in GROUPS and group not in COMMANDS:
             if verb not in ("", *ctx.help_option_names):

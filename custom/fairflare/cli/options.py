@@ -14,8 +14,9 @@ import click
 
 from fairflare.cli import console
 from fairflare.core.errors import UserError
+from fairflare.core.lab import CACHE
 from fairflare.core.validation import shown
-from fairflare.studies.labels import CACHE, at_most, environment, parse_pairs
+from fairflare.studies.labels import at_most, environment, parse_pairs
 
 
 class AnyPath(click.Path):
@@ -86,33 +87,6 @@ workers_option = click.option(
 )
 
 
-def spread_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Where a command's runs take place: ``workers`` is a number, None or a ``parallel.Cluster``."""
-
-    @workers_option
-    @option(
-        "--backend",
-        type=click.Choice(["processes", "dask"]),
-        default="processes",
-        help="Where runs are made: in processes of this machine, or on the machines of a Dask cluster.",
-    )
-    @click.option("--scheduler", metavar="ADDRESS", help="Of --backend dask, e.g. tls://10.0.0.5:8786.")
-    @functools.wraps(command)
-    def with_spread(*, workers: int | None, backend: str, scheduler: str | None, **others: Any) -> None:
-        if (backend == "dask") != bool(scheduler):
-            raise UserError("--backend dask and --scheduler ADDRESS: go together")
-        if scheduler:
-            source = click.get_current_context().get_parameter_source("workers")
-            if workers is not None and source is click.core.ParameterSource.COMMANDLINE:
-                raise UserError("--workers: counts processes of this machine; with --backend dask the cluster's count")
-            from fairflare.studies.parallel import Cluster
-
-            return command(workers=Cluster(scheduler), **others)
-        return command(workers=workers, **others)
-
-    return with_spread
-
-
 force_option = click.option("--force", is_flag=True, help="Replace --out if it holds an earlier run.")
 out_option = click.option("--out", type=PATH, metavar="DIR", help="Where results go.")
 
@@ -131,7 +105,7 @@ def cache_option(command: Callable[..., None]) -> Callable[..., None]:
 
 def grid_options(command: Callable[..., Told | None]) -> Callable[..., None]:
     """Where and how the runs of a command that makes several take place, and what becomes of the results."""
-    return spread_options(cache_option(out_option(force_option(as_json(command)))))
+    return workers_option(cache_option(out_option(force_option(as_json(command)))))
 
 
 def as_json(command: Callable[..., Told | None]) -> Callable[..., None]:

@@ -25,7 +25,7 @@ from fairflare.studies.run_file import say_reasons
 @click.option("--fixed-data", is_flag=True, help="The same data for every seed, where a task draws them.")
 @options.env_option
 @options.threads_option
-@options.spread_options
+@options.workers_option
 @options.cache_option
 @options.out_option
 @click.option("--tables", type=options.PATH, metavar="DIR", help="Also write CSV, Markdown, LaTeX and JSON here.")
@@ -36,12 +36,6 @@ from fairflare.studies.run_file import say_reasons
     default=0,
     metavar="N",
     help="Also intervals over seeds and, N times for each, over resampled test patients; 200 will do.",
-)
-@click.option(
-    "--test-on",
-    multiple=True,
-    metavar="KEY=VALUE,...",
-    help="Also score the final models on the test patients as these options of the task deal them; repeatable.",
 )
 @click.option("--one-by-one", is_flag=True, help="No run is trained together with others: the bits of `fairflare run`.")
 @click.option("--solo", is_flag=True, help="Each site also reports its benefit of joining, against a model of its own.")
@@ -62,7 +56,6 @@ def compare(
     tables: Path | None,
     pareto: str,
     resample: int,
-    test_on: tuple[str, ...],
     one_by_one: bool,
     solo: bool,
     **how: Any,
@@ -72,7 +65,7 @@ def compare(
     Each seed draws the data anew where a task draws them (not with --fixed-data or --set data_seed=N). A METHOD may
     carry settings of its own: fedism-plus:state=L,q=1. --grid sweeps them: --grid radius=0,0.1,1 --grid beta=0,0.5,1
     runs fedufo nine times and fedavg once. Finished runs found in --out are reused. docs/comparing.md says what each
-    number means; --test-on alpha=1 is FedUFO's training with one skew and testing with another.
+    number means.
     """
     from fairflare.cli import results
     from fairflare.engine.setup.config import can_ask, with_benefit
@@ -85,12 +78,10 @@ def compare(
     if solo:
         configs = [(name, with_benefit(config, can_ask(config))) for name, config in configs]
     folder = out or Path("runs") / comparison_name(task, {**common, "env": env, **({"solo": True} if solo else {})})
-    front, elsewhere = options.parse_pareto(pareto), comparison.parse_options(test_on)
-    for one in elsewhere:
-        comparison.check_elsewhere(configs[0][1], one)
+    front = options.parse_pareto(pareto)
     if tables:
         comparison.check_tables(tables)
-    again = partial(comparison.look_again, resamples=resample, options=elsewhere)
+    again = partial(comparison.look_again, resamples=resample)
     how["lockstep"] = not one_by_one
     found = comparison.compare_all(configs, folder, env=env, pareto=front, again=again, **how)
     if tables:

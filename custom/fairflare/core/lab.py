@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
-COMMANDS = frozenset(("contribution", "evidence", "paper", "prepare", "riders", "search"))
+CACHE = "FAIRFLARE_CACHE"
+"""Environment variable: the folder where it keeps the images that its tasks render, or "off"."""
+COMMANDS = frozenset(("contribution", "evidence", "forget", "paper", "prepare", "riders", "risk", "search"))
 _METHODS = (
     "afl apfl cffl cgsv fairfed fairfedavg fedadagrad fedamp fedci fedcostwavg feddg-ga feddyn fedfv "
     "fedga fedpid fedpidavg fedproc fedproto fedrdn fedyogi flexfair ifca maxfl multi-krum pfedme qfedavg "
@@ -11,7 +13,7 @@ _METHODS = (
 )
 _TASKS = (
     "brain-seg brain-seg3d covid-brazil ctg digits digits5 fundus fundus-phantom isic2019 office-caltech "
-    "prostate rsna-ich seer-prostate support support2-stay support2-survival tcga-brca"
+    "ich-phantom prostate rsna-ich seer-prostate support support2-stay support2-survival tcga-brca"
 )
 METHODS, TASKS = frozenset(_METHODS.split()), frozenset(_TASKS.split())
 WHERE = "is part of fairflare-lab, which is not installed: pip install 'fairflare[lab]'"

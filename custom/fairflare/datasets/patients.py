@@ -12,7 +12,7 @@ import gzip
 import math
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from functools import cache, lru_cache
 from importlib import resources
 from typing import ClassVar, Literal
@@ -24,19 +24,16 @@ from torch import nn
 from fairflare.core.errors import UserError
 from fairflare.core.findings import SPLIT_NAMES
 from fairflare.core.seeds import derive
-from fairflare.core.types import Training
 from fairflare.data.inputs import Scaling
 from fairflare.data.site_config import SiteConfig
 from fairflare.data.tensors import Split, TensorData
 from fairflare.datasets.partition import redrawn
 from fairflare.networks import builtin as networks
-from fairflare.tasks.base import PARTITION, SPLIT, Preset, Task, expect, expect_choices, site_index
+from fairflare.tasks.base import PARTITION, SPLIT, Task, expect, expect_choices, site_index
 from fairflare.tasks.kinds.classes import RISKS
 
 DIRICHLET = "dirichlet"
 SPLITS = ("test", "val", "train")
-DEALING = ("alpha", "n_sites", "sites_by", "data_seed")
-"""Options that say who has which patient, and nothing else."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,25 +68,6 @@ def packed(file: str, package: str = "fairflare.datasets") -> Mapping[str, tuple
     content = gzip.decompress(resources.files(package).joinpath(f"data/{file}").read_bytes())
     names, *rows = csv.reader(content.decode().splitlines())
     return dict(zip(names, zip(*rows)))
-
-
-def as_in_fedufo(
-    needs: str,
-    gamma: float,
-    options: Mapping[str, object] | None = None,
-    *,
-    lr: float = 0.01,
-    epochs: int = 5,
-    batch: int = 32,
-) -> Preset:
-    """The setting in the text of Zhang et al. (Patterns 5, 2024): ten rounds of Adam, radius 1e-4, and ``gamma`` of the
-    range that it names for these data; at two sites that radius keeps lambda within .5 +- .0071."""
-    return Preset(
-        f"FedUFO's text: ten rounds, {epochs} epochs of Adam, radius 1e-4, on columns that do not leak; needs {needs}",
-        options or {},
-        Training(rounds=10, epochs=epochs, batch_size=batch, optimizer="adam", lr=lr, weight_decay=0.0),
-        by_method={"fedufo": {"radius": 1e-4, "gamma": gamma, "steps": epochs}},
-    )
 
 
 @dataclass(frozen=True, eq=False)
@@ -227,30 +205,6 @@ class TableTask(PatientTask):
 
     def check_data(self) -> None:
         self.table()
-
-    def test_data_as(self, other: Task) -> dict[str, TensorData]:
-        """All test patients of this task, each at the site that ``other`` has it at, prepared as that site would.
-
-        A site's test patients are then those of its share of ``other`` that were test patients here, at whatever site:
-        with another ``alpha`` FedUFO's evaluation on test splits of another skew. A site prepares numbers with its
-        training patients of ``other``, of whom none is left out for having been trained with: medians, means and
-        spreads come of them, and no outcome.
-        """
-        fixed = [one.name for one in fields(self) if one.name not in DEALING]
-        if type(other) is not type(self) or any(getattr(other, key) != getattr(self, key) for key in fixed):
-            differ = "expected only other values of alpha, n_sites, sites_by and data_seed"
-            raise UserError(f"task {self.name}: {differ}")
-        table = self.table()
-        pool = np.concatenate([self.rows(site)["test"] for site in self.sites()])
-        found = {}
-        for site in other.sites():
-            rows = other.rows(site)
-            everyone = np.sort(np.concatenate(list(rows.values())))
-            held_out = everyone[np.isin(everyone, pool)]
-            scaled = Scaling.of(table.numbers[rows["train"]])
-            splits = {name: table.split(held_out if name == "test" else rows[name], scaled) for name in SPLITS}
-            found[site] = TensorData.of(splits, n_classes=len(self.classes))
-        return found
 
     def rows(self, site: str, own: SiteConfig | None = None) -> dict[str, np.ndarray]:
         k, table = site_index(site, self.sites()), self.table(own)

@@ -22,10 +22,10 @@ import torch
 
 from fairflare.core import plugins, user_code
 from fairflare.core.errors import RunFailed
+from fairflare.core.lab import CACHE
 from fairflare.core.processes import COMMAND, OWNER, RUN_FOLDER, SCRATCH, end_with_command, stop, this_command
 from fairflare.core.validation import expected
 from fairflare.data.site_config import VARIABLE as SITE_CONFIG
-from fairflare.datasets import cache
 from fairflare.engine.files import AUDIT, LOCAL_FINDINGS, LOCAL_LOG, remove_files
 from fairflare.engine.setup.config import RunConfig
 from fairflare.privacy.log_files import log_files
@@ -99,8 +99,8 @@ def run_simulator(
 def _environment(folder: Path) -> dict[str, str]:
     """This process's environment with absolute folders, for FLARE's processes run somewhere else."""
     folders = {name: os.path.abspath(os.environ[name]) for name in (DATA_FOLDER, SITE_CONFIG) if os.environ.get(name)}
-    if cache.folder():
-        folders[cache.CACHE] = str(cache.folder())
+    if (kept := os.environ.get(CACHE, "off")).lower() != "off":
+        folders[CACHE] = os.path.abspath(os.path.expanduser(kept))
     paths = [os.path.abspath(path) for path in plugins.files()]
     named = {plugins.VARIABLE: os.pathsep.join(paths)} if paths else {}
     # Without the working directory on the path: a file of the user's there would hide the one that the job carries.

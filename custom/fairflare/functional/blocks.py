@@ -7,7 +7,7 @@ A model's layers are read from the names and shapes of its state dict, so that s
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -52,28 +52,6 @@ def layers_of(model: Mapping[str, torch.Tensor], group: Group = "leaf") -> dict[
 def module_of(layer: str, keys: list[str], group: Group) -> str:
     """The module whose output is the layer's: the block itself, or the last leaf of the layer."""
     return layer if group == "block" else keys[-1].rpartition(".")[0]
-
-
-def head_of(model: Mapping[str, torch.Tensor], trainable: Collection[str], layer: str = "") -> list[str]:
-    """Keys of the layer that gives each class an output: its matrix (C, ...), and its bias (C,) if it has one.
-
-    Args:
-        layer: the layer's name; empty: the one of the last trainable matrix, which is the last layer where a network
-            registers its layers in the order of their use.
-
-    Raises:
-        ValueError: there is no such layer.
-    """
-    matrices = [key for key, value in model.items() if key in trainable and value.dim() > 1]
-    found = [key for key in matrices if not layer or key.rpartition(".")[0] == layer][-1:]
-    if not found:
-        known = ", ".join(dict.fromkeys(key.rpartition(".")[0] for key in matrices)) or "none"
-        raise ValueError(f"head: expected a layer with a trainable matrix ({known[:200]}), got {layer[:80]!r}")
-    weight = found[0]
-    module = weight.rpartition(".")[0]
-    bias = f"{module}.bias" if module else "bias"
-    fits = bias in trainable and bias in model and model[bias].shape == model[weight].shape[:1]
-    return [weight, bias] if fits else [weight]
 
 
 def parameters(outline: Outline) -> dict[str, tuple[int, ...]]:

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Weights on the simplex: steps towards large losses, projections, and balls around uniform weights."""
+"""Weights on the simplex: steps towards large losses, and balls around uniform weights."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Hashable, Mapping
 from typing import Literal, TypeVar
 
 K = TypeVar("K", bound=Hashable)
@@ -35,41 +35,6 @@ def of_largest(values: Mapping[K, float]) -> Lambda[K]:
     """Equal shares of 1 for the keys of the largest value, 0 for the others."""
     top = max(values.values())
     return _normalised({k: float(value == top) for k, value in values.items()})
-
-
-def with_newcomers(weights: Mapping[K, float], keys: Iterable[K]) -> Lambda[K]:
-    """``weights`` with the mean share 1 / n for those of ``keys`` that are new; the others make room in proportion."""
-    new = [key for key in keys if key not in weights]
-    if not new:
-        return dict(weights)
-    n = len(weights) + len(new)
-    return {key: value * len(weights) / n for key, value in weights.items()} | dict.fromkeys(new, 1 / n)
-
-
-def projected(values: Mapping[K, float], mass: float = 1.0) -> Lambda[K]:
-    """The nearest point, in the Euclidean norm, with entries >= 0 that sum to ``mass`` > 0; exact.
-
-    max(v_k - theta, 0), theta = (the sum of the i largest - mass) / i for the largest i whose v_(i) exceeds its theta
-    (Held, Wolfe and Crowder, Mathematical Programming 6, 1974). Values are finite, at least one.
-    """
-    top = max(values.values())  # the point is the same for all v_k + c, and next to 0 no digit is lost
-    theta, total = -mass, 0.0
-    for i, value in enumerate(sorted((v - top for v in values.values()), reverse=True), 1):
-        total += value
-        if value > (total - mass) / i:
-            theta = (total - mass) / i
-    return {k: max(value - top - theta, 0.0) for k, value in values.items()}
-
-
-def projected_reference(values: Mapping[K, float]) -> Lambda[K]:
-    """What fair_flearn's ``project`` returns: it looks for theta with sums that lack their last value.
-
-    It may keep too many values, and then what is left sums to more than 1.
-    """
-    ordered = sorted(values.values(), reverse=True)
-    kept = max(i for i, value in enumerate(ordered, 1) if i == 1 or value + (1 - sum(ordered[: i - 1])) / i > 0)
-    theta = (sum(ordered[:kept]) - 1) / kept
-    return {k: max(value - theta, 0.0) for k, value in values.items()}
 
 
 def in_ball(weights: Mapping[K, float], radius: float | None, ball: Ball = "chi-square") -> Lambda[K]:

@@ -18,6 +18,7 @@ from typing import Any
 import pandas as pd
 
 from fairflare.core.errors import UserError
+from fairflare.core.extras import need
 from fairflare.core.validation import flag, in_order, some, unlisted
 from fairflare.data.readers import geometry
 from fairflare.data.readers.dicom import DEFERRED, is_dicom, pydicom_quietly
@@ -71,6 +72,7 @@ def headers(
     Raises:
         UserError: a keyword is none of the DICOM dictionary's, or its values are no text.
     """
+    need("images", "images")
     from pydicom.datadict import dictionary_VR, keyword_dict, tag_for_keyword
 
     for keyword in keywords:

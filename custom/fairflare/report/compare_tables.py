@@ -36,7 +36,7 @@ def comparison_tables(comparison: Json, most_rows: int = MOST_ROWS) -> list[pd.D
     """
     if "pareto" not in comparison:
         return []
-    makers = (statistics, sites, metrics, domains, test_sets, last_rounds, joining, benefit, elsewhere, cost, pareto)
+    makers = (statistics, sites, metrics, domains, test_sets, last_rounds, joining, benefit, cost, pareto)
     found = [make(comparison) for make in makers]
     return [_cut(table, most_rows) for table in found if len(table)]
 
@@ -172,28 +172,6 @@ def benefit(comparison: Json) -> pd.DataFrame:
         "over its test patients; means over seeds, the least benefit with its 95 % interval over seeds."
     )
     return _table("benefit", "Benefit of joining, over patients", rows, caption)
-
-
-def elsewhere(comparison: Json) -> pd.DataFrame:
-    found, kinds = (
-        comparison.get("elsewhere") or [],
-        {"mean": "mean", "worst": "worst site", "std_sample": "sd (ddof 1)"},
-    )
-    names = [", ".join(f"{key} = {value}" for key, value in one["options"].items()) for one in found]
-    cells = (
-        {
-            f"{name}: {title}": _mean(one["methods"][m["label"]][kind])
-            for (name, one), (kind, title) in product(zip(names, found), kinds.items())
-            if m["label"] in one["methods"]
-        }
-        for m in comparison["methods"]
-    )
-    caption = (
-        f"{_metric(comparison)} of the final shared models on patients that no site trained with, dealt to "
-        f"the sites as the options above say. {INTERVAL}"
-    )
-    rows = _down(comparison["methods"], cells) if found else []
-    return _table("elsewhere", "Other mixtures of patients", rows, caption)
 
 
 def cost(comparison: Json) -> pd.DataFrame:

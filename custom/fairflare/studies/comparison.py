@@ -1,14 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """A comparison: a study of methods and seeds on the same data, its files, and its final models evaluated again.
 
-Resampled test patients, and other mixtures of them, need outcomes of single patients, which only a comparison has: all
-its data are on this machine. Intervals and means alone are kept. Methods whose results are those of the sites' own
+Resampled test patients need outcomes of single patients, which only a comparison has: all its data are on this machine.
+Intervals alone are kept. Methods whose results are those of the sites' own
 models are left out: these models stay at the sites.
 """
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -21,9 +20,7 @@ from torch import Tensor
 from fairflare.core.errors import UserError
 from fairflare.core.manifest import all_versions
 from fairflare.core.seeds import derive
-from fairflare.engine.checkpoint import load_checkpoint
-from fairflare.engine.files import CHECKPOINT, MODEL, read_model, save_json, save_text
-from fairflare.engine.setup import tasks
+from fairflare.engine.files import MODEL, read_model, save_json, save_text
 from fairflare.engine.setup.config import RunConfig, site_of_client
 from fairflare.engine.setup.parts import Parts, build_parts
 from fairflare.functional.intervals import Owners, resamples
@@ -32,13 +29,11 @@ from fairflare.report.compare_page import comparison_markdown as as_markdown
 from fairflare.report.compare_page import render_compare
 from fairflare.report.compare_tables import WHOLE, comparison_tables, main_table
 from fairflare.report.compare_tables import comparison_csv as as_csv
-from fairflare.report.fairness import gap, hierarchical, mean, mean_ci, std, worst
+from fairflare.report.fairness import gap, hierarchical, mean, std, worst
 from fairflare.report.frames import as_csv as tables_as_csv
 from fairflare.report.frames import as_latex
-from fairflare.report.groups import harmonic, harmonic_printed
 from fairflare.report.personal import SHOWN
 from fairflare.studies.folders import COMPARISON, COMPARISON_PAGE, check_path, content
-from fairflare.studies.parallel import Workers
 from fairflare.studies.runs import predicted, run_once
 from fairflare.studies.study import Study
 from fairflare.tasks.base import Task
@@ -59,7 +54,7 @@ def compare_all(
     folder: Path,
     *,
     env: str = "local",
-    workers: Workers | None = 1,
+    workers: int | None = 1,
     pareto: tuple[str, str] = PARETO,
     again: Callable[..., dict[str, Any]] = lambda comparison, runs: comparison,
     shared: bool = False,
@@ -102,13 +97,9 @@ def write_comparison(comparison: Mapping[str, Any], folder: Path, command: str) 
     save_text(folder / "tables.csv", tables_as_csv(*tables))
 
 
-def look_again(comparison: Json, runs: Runs, resamples: int = 0, options: Sequence[Mapping[str, Any]] = ()) -> Json:
-    """The comparison with ``resampled`` where ``resamples`` are asked for, and ``elsewhere`` where ``options`` are."""
-    if not resamples and not options:
-        return comparison
-    arms = _arms_of(comparison, runs)
-    comparison = resampled(comparison, arms, resamples) if resamples else comparison
-    return elsewhere(comparison, arms, options) if options else comparison
+def look_again(comparison: Json, runs: Runs, resamples: int = 0) -> Json:
+    """The comparison with ``resampled`` where ``resamples`` are asked for."""
+    return resampled(comparison, _arms_of(comparison, runs), resamples) if resamples else comparison
 
 
 def _arms_of(comparison: Mapping[str, Any], runs: Runs) -> Arms:
@@ -152,27 +143,6 @@ def resampled(comparison: Json, arms: Arms, resamples: int) -> Json:
     return {**comparison, "notes": [*comparison["notes"], *_without("Resampled patients", missing)]}
 
 
-def elsewhere(comparison: Json, arms: Arms, options: Sequence[Mapping[str, Any]]) -> Json:
-    """The comparison with ``elsewhere``: the final shared models on other mixtures of the test patients.
-
-    For each of ``options``: options, and methods: label -> mean, worst, std, std_sample, gap (each with its interval
-    over seeds), and the same with sites (site -> n and value) of each seed.
-
-    Raises UserError: the task cannot give sites other test examples, or not by these options.
-    """
-    rows = [{"options": dict(one), "methods": {}} for one in options]
-    for label, found in arms.items():
-        for one in rows:
-            runs = [on_mixture(*run, one["options"], comparison["higher_is_better"]) for run in found.values()]
-            one["methods"][label] = {
-                **{name: mean_ci(run[name] for run in runs) for name in (*RESAMPLED, "std_sample")},
-                "runs": [{"seed": seed, **run} for seed, run in zip(found, runs, strict=True)],
-            }
-    missing = [m["label"] for m in comparison["methods"] if m["label"] not in arms]
-    notes = [*comparison["notes"], *_without("Other mixtures of patients", missing)]
-    return {**comparison, "elsewhere": rows, "notes": notes}
-
-
 def _same_patients(configs: Sequence[RunConfig]) -> bool:
     """Whether the test patients are the same with every seed: the task draws nothing, or with one seed of its own."""
     return all(config.options == configs[0].options for config in configs)
@@ -186,73 +156,16 @@ def _add(paired: Json, found: Json) -> None:
         paired["verdict"] = "cannot be told"
 
 
-def check_elsewhere(config: RunConfig, options: Mapping[str, Any]) -> None:
-    """Raise UserError, before anything runs, where the task cannot give sites test examples by ``options``."""
-    task = _task(config)
-    task.check_data()
-    task.test_data_as(_other(task, config, options))
-
-
-def initial_scores(config: RunConfig) -> dict[str, float | None]:
-    """Site -> the headline metric of the run's initial model on its own test split."""
-    parts = build_parts(config)
-    parts.network.load_state_dict(parts.model)
-    names = site_of_client(config, parts.task)
-    data = {name: parts.task.site_data(site) for name, site in names.items()}
-    return {name: _score(parts.task, *predicted(parts, config, own)) for name, own in data.items()}
-
-
-def on_mixture(config: RunConfig, folder: Path, options: Mapping[str, Any], higher: bool) -> Json:
-    """One run's final model on the test patients as ``options`` of its task give them to sites, see ``elsewhere``.
-
-    A site that uses a model of its own, as in training alone, has it wherever its patients are from. Returns mean,
-    worst, std, std_sample, gap, and sites: site -> n and value.
-    """
-    parts = _loaded(config, folder)
-    data = parts.task.test_data_as(_other(parts.task, config, options))
-    models = load_checkpoint(folder / CHECKPOINT).models if parts.rule.counts_own else {}
-    answers: Predicted = {}
-    for site, own in data.items():
-        if site in models:
-            parts.network.load_state_dict(models[site])
-        if own.size("test"):
-            answers[site] = predicted(parts, config, own)
-    values = {site: _score(parts.task, *found) for site, found in answers.items()}
-    sites = {site: {"n": len(found[1]), "value": values[site]} for site, found in answers.items()}
-    levels = _levels(answers) if parts.task.kind.has_classes else {}
-    return {**_summary(values, higher), "std_sample": std(values, ddof=1), "sites": sites, **levels}
-
-
-def _levels(predicted: Predicted) -> dict[str, float | None]:
-    """Of the accuracies over sites and over classes: disparities (ddof 1) and FedUFO's two harmonic means."""
-    right = {site: (outputs.argmax(1) == targets).double() for site, (outputs, targets) in predicted.items()}
-    targets, pooled = torch.cat([found[1] for found in predicted.values()]), torch.cat(list(right.values()))
-    of_sites = {site: float(found.mean()) for site, found in right.items() if len(found)}
-    of_groups = {str(int(c)): float(pooled[targets == c].mean()) for c in targets.unique()}
-    apart = [std(found, ddof=1) for found in (of_sites, of_groups)]
-    lowest = [worst(found, True)[1] for found in (of_sites, of_groups)]
-    return {
-        "disparity-sites": apart[0],
-        "disparity-groups": apart[1],
-        "harmonic-printed": None if apart[0] is None or apart[1] is None else harmonic_printed(apart[0], apart[1]),
-        "harmonic-worst": None if lowest[0] is None or lowest[1] is None else harmonic(lowest[0], lowest[1]),
-    }
-
-
-def _other(task: Task, config: RunConfig, options: Mapping[str, Any]) -> Task:
-    return tasks.load(config.task, config.preset, **{**dataclasses.asdict(task), **options})
-
-
 def _quantities(config: RunConfig, folder: Path, resamples: int, higher: bool, drawn_by: int) -> dict[str, list[float]]:
     """Each of ``RESAMPLED`` for every resample of the patients, whose seed is ``drawn_by``; nan where undefined."""
-    parts = _loaded(config, folder)
+    parts = with_final_model(config, folder)
     names = site_of_client(config, parts.task)
     data = {name: parts.task.site_data(site) for name, site in names.items()}
     outputs = {name: (*predicted(parts, config, own), own.patients("test")) for name, own in data.items()}
     found: dict[str, list[float]] = {name: [] for name in RESAMPLED}
     for number in range(resamples):
-        values = {site: _score(parts.task, *_redrawn(drawn_by, site, number, *p)) for site, p in outputs.items()}
-        for name, value in _summary(values, higher).items():
+        values = {site: headline_of(parts.task, *_redrawn(drawn_by, site, number, *p)) for site, p in outputs.items()}
+        for name, value in summary_of(values, higher).items():
             found[name].append(float("nan") if value is None else value)
     return found
 
@@ -266,15 +179,15 @@ def _redrawn(
     return outputs[rows], targets[rows]
 
 
-def _summary(values: Mapping[str, float | None], higher: bool) -> dict[str, float | None]:
+def summary_of(values: Mapping[str, float | None], higher: bool) -> dict[str, float | None]:
     return {"mean": mean(values), "worst": worst(values, higher)[1], "std": std(values), "gap": gap(values)}
 
 
-def _score(task: Task, outputs: Tensor, targets: Tensor) -> float | None:
+def headline_of(task: Task, outputs: Tensor, targets: Tensor) -> float | None:
     return task.evaluate(outputs, targets).get(task.headline) if len(targets) else None
 
 
-def _loaded(config: RunConfig, folder: Path) -> Parts:
+def with_final_model(config: RunConfig, folder: Path) -> Parts:
     """The run's parts, with its final model in the network."""
     parts = build_parts(config, at_site=True)
     parts.network.load_state_dict(read_model(folder / MODEL))
@@ -286,18 +199,3 @@ def _without(what: str, labels: Sequence[str]) -> list[str]:
         return []
     reason = "their results are those of the sites' own models, or not every seed is there"
     return [f"{what} are not given for {', '.join(labels)}: {reason}."]
-
-
-def parse_options(texts: Sequence[str]) -> list[dict[str, str]]:
-    """("alpha=1,n_sites=4", ...) -> options of the task; raises UserError on anything else."""
-    found = []
-    for text in texts:
-        pairs = [pair.partition("=") for pair in text.split(",")]
-        if not all(key.strip() and equals for key, equals, _ in pairs):
-            raise UserError(f"--test-on: expected KEY=VALUE,KEY=VALUE, got {text[:80]!r}")
-        found.append({key.strip().removeprefix("task."): value.strip() for key, _, value in pairs})
-    return found
-
-
-def _task(config: RunConfig) -> Task:
-    return tasks.load(config.task, config.preset, **config.options)

@@ -360,8 +360,6 @@ class Board:
         with self._lock:
             if kind == "began":
                 self.began(name)
-            elif name not in self._rows:  # what a cluster says may come late
-                return
             elif kind == "doing":
                 self._bar.update(self._rows[name], state=content[0])
             else:

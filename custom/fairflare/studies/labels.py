@@ -19,8 +19,6 @@ from fairflare.core.validation import expected, shown
 
 DATA_SEED = "data_seed"
 """Option of a task that draws its data."""
-CACHE = "FAIRFLARE_CACHE"
-"""As ``datasets.cache`` has it, which takes its time to import."""
 RUN_FILE = "run.yaml"
 """In a run's folder, what repeats it."""
 LONGEST_NAME = 100

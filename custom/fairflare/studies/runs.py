@@ -22,6 +22,7 @@ from torch import Tensor
 from fairflare.core import registry, user_code
 from fairflare.core.errors import NO_SPACE, FairFlareError, RunFailed, UserError, advice, is_full
 from fairflare.core.execution import default_device, placed
+from fairflare.core.lab import CACHE
 from fairflare.core.workers import start_method, usable_cores
 from fairflare.data.tensors import TensorData
 from fairflare.engine import audit
@@ -44,7 +45,7 @@ from fairflare.report.tensorboard import TensorBoard
 from fairflare.studies import display
 from fairflare.studies.display import duration, err
 from fairflare.studies.folders import FLARE_LOG, RIDER, check_path, fresh_folder, has_begun, is_complete, is_run, opened
-from fairflare.studies.labels import CACHE, environment
+from fairflare.studies.labels import environment
 from fairflare.studies.run_file import write_run_file
 from fairflare.tasks.own.script import Script
 

@@ -30,7 +30,7 @@ from fairflare.report.write import verify_run
 from fairflare.studies import display
 from fairflare.studies.folders import check_collection, created, is_complete, opened
 from fairflare.studies.labels import DATA_SEED, as_text, flat_settings, folder_name, on_grid, split_method
-from fairflare.studies.parallel import Failure, One, Report, Workers, budget, run_all
+from fairflare.studies.parallel import Failure, One, Report, budget, run_all
 from fairflare.studies.runs import as_before, default_folder, run_once
 
 if TYPE_CHECKING:
@@ -160,7 +160,7 @@ class Study:
         return made
 
     def fit(
-        self, out: str | os.PathLike[str], *, workers: Workers | None = 1, force: bool = False, progress: bool = True
+        self, out: str | os.PathLike[str], *, workers: int | None = 1, force: bool = False, progress: bool = True
     ) -> Study:
         """Make the runs that are missing in ``out``, and return the study.
 
@@ -169,7 +169,7 @@ class Study:
 
         Args:
             out: the study's folder.
-            workers: processes that compute side by side, or a ``Cluster``; 1: in this process.
+            workers: processes that compute side by side; 1: in this process.
             force: makes all runs again.
             progress: shows how far they are on stderr.
 
@@ -216,7 +216,7 @@ class Study:
         folder: Path,
         one: One = run_once,
         *,
-        workers: Workers | None = 1,
+        workers: int | None = 1,
         env: str = "local",
         is_part: Callable[[str], bool] = lambda name: True,
         seconds: display.Seconds | None = None,
@@ -246,7 +246,7 @@ class Study:
         self,
         folder: Path,
         one: One,
-        workers: Workers,
+        workers: int,
         seconds: display.Seconds | None = None,
         lockstep: bool = False,
     ) -> Reports:

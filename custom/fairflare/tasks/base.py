@@ -12,7 +12,6 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from fairflare.core.errors import UserError
 from fairflare.core.metric import Metric
 from fairflare.core.seeds import derive
 from fairflare.core.types import Batch, Objective, Offer, Training, refuse_training
@@ -211,14 +210,6 @@ class Task(ABC):
         the task has one for each, else over its sites.
         """
         return {}
-
-    def test_data_as(self, other: Task) -> dict[str, TensorData]:
-        """Site of ``other`` -> this task's test examples, as ``other`` deals them: nobody's training examples.
-
-        ``other``: this task with other options of the partition, e.g. another concentration of a Dirichlet split.
-        UserError where the task does not say how.
-        """
-        raise UserError(f"task {self.name}: its test examples cannot be dealt to the sites in another way")
 
     def test_sets(self) -> tuple[TestSet, ...]:
         return ()

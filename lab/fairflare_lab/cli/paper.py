@@ -23,7 +23,7 @@ from fairflare_lab.cli import exhibits
 @click.option("--data", multiple=True, metavar="KEY", help="Only this data set of a table of several; repeatable.")
 @click.option("--stand-in", is_flag=True, help="Measure on the embedded tasks, whatever data are there.")
 @options.set_option
-@options.spread_options
+@options.workers_option
 @options.cache_option
 @options.option("--out", type=options.PATH, default=Path("runs"), metavar="DIR", help="Where the runs go.")
 @options.as_json

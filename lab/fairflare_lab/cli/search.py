@@ -26,7 +26,7 @@ from fairflare.studies.labels import comparison_name
 @options.option("--weight", type=click.FloatRange(0, 1), default=0.5, help="Of the trade-off.")
 @options.option("--trials", type=click.IntRange(1, 10_000), default=20, metavar="N", help="In all.")
 @options.option("--seed", type=int, default=0, help="Of every trial's run, and of the search.")
-@options.spread_options
+@options.workers_option
 @options.cache_option
 @options.out_option
 @options.as_json

@@ -16,10 +16,10 @@ import torch
 from torch import Tensor
 
 from fairflare.core.seeds import derive
-from fairflare.datasets import phantoms
-from fairflare.datasets.phantoms import Device, DeviceShift, smooth_field, soft
 from fairflare.tasks.base import Preset
 from fairflare.tasks.kinds.masks import PAPER, SMALL
+from fairflare_lab.datasets import phantoms
+from fairflare_lab.datasets.phantoms import Device, DeviceShift, smooth_field, soft
 
 CHANNELS = ("grey", "white", "ventricles")
 """Grey matter, white matter and the fluid deep in the brain, nearly all of it in the ventricles: one mask each."""

@@ -18,12 +18,12 @@ from fairflare.core.validation import Images, Range
 from fairflare.data.inputs import ImageInputs
 from fairflare.data.readers.volumes import VolumeData, VolumeReader
 from fairflare.data.tensors import TensorData
-from fairflare.datasets.phantoms import DEEP, FIELD_OF_VIEW, MOST_PIXELS, bumps, soft, template, ventricle_region
 from fairflare.networks import volumes
 from fairflare.tasks.base import Preset, expect
 from fairflare.tasks.kinds.masks import VOLUME_MASKS, of_volumes, structure_values
 from fairflare.tasks.own.volume_segmentation import LARGE, SMALL
 from fairflare_lab.datasets.brain_seg import BrainSeg, weighted
+from fairflare_lab.datasets.phantoms import DEEP, FIELD_OF_VIEW, MOST_PIXELS, bumps, soft, template, ventricle_region
 
 EDGE = 2
 """Millimetres of a voxel of the atlas as it is kept, whose template has 1 mm."""

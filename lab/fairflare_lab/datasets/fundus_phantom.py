@@ -15,9 +15,9 @@ import numpy as np
 
 from fairflare.core.seeds import derive
 from fairflare.core.validation import Images
-from fairflare.datasets.phantoms import Device, DeviceShift, smooth_field
 from fairflare.tasks.base import Preset
 from fairflare.tasks.kinds.masks import PAPER, SMALL
+from fairflare_lab.datasets.phantoms import Device, DeviceShift, smooth_field
 
 CHANNELS = ("disc", "cup")
 """The optic disc with its cup, and the cup alone: one mask each."""

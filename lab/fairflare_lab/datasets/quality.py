@@ -24,9 +24,10 @@ from fairflare.core.seeds import derive
 from fairflare.core.types import Training
 from fairflare.data.readers.datalist import Item
 from fairflare.data.readers.pictures import Reader
-from fairflare.datasets.partition import MOTION_ANGLES, RADIUS, SMALLEST_SITE, PoorSites, gaussian_noise, motion_blur
+from fairflare.datasets.partition import SMALLEST_SITE
 from fairflare.tasks.base import SPLIT, Preset, site_index
 from fairflare_lab.datasets.on_disk import Arrays, ImagesOnDisk
+from fairflare_lab.datasets.poor_images import MOTION_ANGLES, RADIUS, PoorSites, gaussian_noise, motion_blur
 
 
 @dataclass(frozen=True)

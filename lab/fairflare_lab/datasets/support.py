@@ -19,10 +19,11 @@ import numpy as np
 from fairflare.core.types import Training
 from fairflare.data.site_config import SiteConfig
 from fairflare.datasets import support2
-from fairflare.datasets.patients import Table, TableTask, as_in_fedufo
+from fairflare.datasets.patients import Table, TableTask
 from fairflare.tasks.base import Preset
 from fairflare.tasks.kinds.classes import TWO_CLASSES
 from fairflare_lab.datasets import on_disk
+from fairflare_lab.datasets.fedufo_tables import as_in_fedufo
 from fairflare_lab.datasets.on_disk import OnDisk
 
 FILES = ("support.xlsx", "support2.csv")

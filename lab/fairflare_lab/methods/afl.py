@@ -17,7 +17,8 @@ from fairflare.core.notes import Note
 from fairflare.core.registry import method
 from fairflare.core.types import Info, Reply, StateDict, Weights
 from fairflare.core.validation import Range
-from fairflare.functional.simplex import of_largest, projected, projected_reference, with_newcomers
+from fairflare.functional.simplex import of_largest
+from fairflare_lab.functional.terms import projected, projected_reference, with_newcomers
 
 
 @method(

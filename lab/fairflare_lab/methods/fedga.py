@@ -19,7 +19,7 @@ from fairflare.core.notes import Note
 from fairflare.core.registry import method
 from fairflare.core.types import Info, Reply, Round, Weights
 from fairflare.core.validation import Range
-from fairflare.functional.simplex import with_newcomers
+from fairflare_lab.functional.terms import with_newcomers
 
 PAIRS: dict[str, tuple[str, str]] = {"loss": ("loss", "trained_loss"), "error": ("received_error", "trained_error")}
 """Setting ``gap`` -> what a site sends of the received model and of its own trained one."""

@@ -19,7 +19,7 @@ from fairflare.core.notes import Note
 from fairflare.core.registry import method
 from fairflare.core.types import GROUP_COUNT, GROUP_LOSS, Info, Offer, Reply, Training, Weights
 from fairflare.core.validation import Range, within
-from fairflare.functional.group_rates import Cell, slope_of, variance_penalty
+from fairflare_lab.functional.terms import Cell, slope_of, variance_penalty
 
 MOST = 1e15
 """Of what a site keeps under secure sums, whatever sums it was told."""

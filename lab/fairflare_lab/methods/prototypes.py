@@ -29,9 +29,10 @@ from fairflare.core.types import (
     TensorSpec,
 )
 from fairflare.core.validation import Range
-from fairflare.functional.features import class_distance, class_means, features_of, lacks_features, prototype_contrast
+from fairflare.functional.features import features_of, lacks_features
 from fairflare.privacy.counts import released
 from fairflare.trainers.base import Optimizer, PlainTrainer, ServerState
+from fairflare_lab.functional.terms import class_distance, class_means, prototype_contrast
 
 MEANS = TensorSpec(
     "prototypes", lambda o: {str(c): (o.features,) for c in range(o.classes)}, "mean features of a class"

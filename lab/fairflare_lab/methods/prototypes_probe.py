@@ -12,9 +12,9 @@ import torch
 from fairflare.core.registry import probe
 from fairflare.core.types import MOST_EXAMPLES, Batch, Cost, LocalWork, Offer, Outline, TensorSpec
 from fairflare.core.validation import Few
-from fairflare.functional.features import class_means
 from fairflare.privacy.counts import released
 from fairflare.probes.base import Probe
+from fairflare_lab.functional.terms import class_means
 
 MEANS = TensorSpec(
     "prototypes", lambda o: {str(c): (o.features,) for c in range(o.classes)}, "mean features of the site's classes"

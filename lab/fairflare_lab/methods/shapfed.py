@@ -24,7 +24,7 @@ from fairflare.core.notes import Note
 from fairflare.core.registry import method
 from fairflare.core.types import HELD, Info, Offer, Reply, StateDict, Weights
 from fairflare.core.validation import Range, within
-from fairflare.functional.blocks import head_of
+from fairflare_lab.functional.terms import head_of
 
 
 @method(

@@ -32,7 +32,7 @@ class Run:
     scores: Mapping[int, Mapping[str, Mapping[str, float]]] = field(default_factory=dict)
     """Round -> shared test set -> metric -> value, of the rounds that were scored."""
     elsewhere: Mapping[str, Json] = field(default_factory=dict)
-    """Options of the task ("alpha=1") -> what ``comparison.on_mixture`` says of the final model."""
+    """Options of the task ("alpha=1") -> what ``mixtures.on_mixture`` says of the final model."""
 
     @property
     def detail(self) -> Json:

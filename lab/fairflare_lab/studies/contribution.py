@@ -19,7 +19,6 @@ from fairflare.engine.files import save_json
 from fairflare.engine.setup.assembly import site_names
 from fairflare.engine.setup.config import RunConfig
 from fairflare.report.fairness import mean
-from fairflare.studies.comparison import initial_scores
 from fairflare.studies.folders import CONTRIBUTION as RESULT
 from fairflare.studies.labels import LONGEST_BYTES, folder_name
 from fairflare.studies.parallel import Workers
@@ -29,6 +28,7 @@ from fairflare_lab.functional.shapley import Coalition
 from fairflare_lab.report import contribution as measures
 from fairflare_lab.report.contribution import contribution_tables
 from fairflare_lab.report.table_files import write_tables
+from fairflare_lab.studies.mixtures import initial_scores
 
 ALL, WITHOUT, ONLY, WEIGHTS = "all-sites", "without-", "only-", "weights-"
 MOST_RUNS = 2_000

@@ -21,11 +21,10 @@ from fairflare.engine.setup import tasks
 from fairflare.engine.setup.config import RunConfig
 from fairflare.report import REPORT
 from fairflare.studies import display
-from fairflare.studies.comparison import on_mixture, parse_options
 from fairflare.studies.describe import listed_rows
 from fairflare.studies.folders import check_path
 from fairflare.studies.labels import comparison_name, folder_name
-from fairflare.studies.parallel import Workers, budget, side_by_side
+from fairflare.studies.parallel import Workers, budget
 from fairflare.studies.runs import run_once
 from fairflare.studies.study import Study, arms, facts, leaving_out
 from fairflare_lab.papers.declaration import Data, Exhibit, Row, Table
@@ -34,6 +33,7 @@ from fairflare_lab.papers.tabulate import Used, differences, file_name, publishe
 from fairflare_lab.report.table_files import Table as Shown
 from fairflare_lab.report.table_files import write_tables
 from fairflare_lab.studies import paper_list
+from fairflare_lab.studies.mixtures import on_mixture, parse_options
 from fairflare_lab.studies.paper_panels import OF_DATA, OF_MODELS, Runs, drawn, segmentations, standalone
 
 Values = Mapping[str, Any]
@@ -200,7 +200,7 @@ def make_exhibit(
     costs = _seconds(plan, paper_list.speed_of(folder))
     for place in (place for places in plan.places for place in places if place.stands_in):
         display.note(f"{place.data.title}: not here, {place.task} stands for it")
-    time = paper_list.in_words(paper_list.total(list(costs.values()), side_by_side(at_once)))
+    time = paper_list.in_words(paper_list.total(list(costs.values()), at_once))
     display.note(f"{exhibit.name}: {len(costs)} runs, {time} if none is there yet")
     with study.finished(folder, run_once, workers=at_once, seconds=costs) as reports:
         paper_list.remember(folder, [(plan.task(path), plan.labels[path], one) for path, one in reports.items()])

@@ -26,10 +26,10 @@ from fairflare.engine.setup import tasks
 from fairflare.engine.setup.config import RunConfig
 from fairflare.engine.setup.local import LocalSites
 from fairflare.engine.setup.parts import build_parts
-from fairflare.functional.perturbation import filter_normalised, loss_grid
 from fairflare.report.svg import BLUE, DARK, GREEN, GREY, ORANGE, PURPLE, RED, legend, rendered, short
 from fairflare.report.values import number
 from fairflare.tasks.base import TestSet
+from fairflare_lab.functional.terms import filter_normalised, loss_grid
 from fairflare_lab.papers import declaration
 from fairflare_lab.report.table_files import Cell, Column, Form, Row, Table
 

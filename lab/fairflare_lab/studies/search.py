@@ -35,7 +35,7 @@ from fairflare.engine.setup.parts import build_parts
 from fairflare.studies import display
 from fairflare.studies.folders import created, fresh_folder, opened
 from fairflare.studies.labels import as_text
-from fairflare.studies.parallel import Cluster, Workers, budget, side_by_side
+from fairflare.studies.parallel import Workers, budget
 from fairflare.studies.runs import run_once
 from fairflare.studies.study import Study
 from fairflare.tasks.own.script import Script
@@ -226,8 +226,8 @@ def run_search(search: Search, folder: Path, *, workers: Workers | None = 1) -> 
         at_once = budget(workers, "local", {"trial": first})
         _again(study)
         while left := search.trials - len(_ended(study)):
-            count = min(left, side_by_side(at_once))
-            _batch(study, search, folder, count, at_once if isinstance(at_once, Cluster) else count)
+            count = min(left, at_once)
+            _batch(study, search, folder, count)
         rows = _rows(study, search)
         best = best_of(rows)
         if best is None:
@@ -300,7 +300,7 @@ def _ended(study: optuna.Study) -> list[Any]:
     return [trial for trial in ended if f"cut short {trial.number}" not in study.user_attrs]
 
 
-def _batch(study: optuna.Study, search: Search, folder: Path, count: int, workers: Workers) -> None:
+def _batch(study: optuna.Study, search: Search, folder: Path, count: int) -> None:
     """Run ``count`` trials side by side and tell the study."""
     asked = [study.ask() for _ in range(count)]
     values = {trial.number: {key: one.draw(trial, key) for key, one in search.space.items()} for trial in asked}
@@ -309,7 +309,7 @@ def _batch(study: optuna.Study, search: Search, folder: Path, count: int, worker
     task = build_parts(search.config({})).task
     metric = task.metric(task.headline)
     choice = Choice(search.objective, search.weight, metric.name, metric.higher_is_better)
-    found = Study(runs).make(folder, partial(run_trial, choice=choice), workers)
+    found = Study(runs).make(folder, partial(run_trial, choice=choice), count)
     for trial, one in zip(asked, found.values(), strict=True):
         for key in (*TRIAL, "reason"):
             trial.set_user_attr(key, one.get(key))

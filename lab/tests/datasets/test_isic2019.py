@@ -11,10 +11,9 @@ import torch
 from fairflare.cli.main import main
 from fairflare.core.errors import DataError, MissingData
 from fairflare.core.findings import CODES
-from fairflare.datasets import partition
 from fairflare.engine.setup.tasks import load
 from fairflare.tasks.base import DATA_FOLDER
-from fairflare_lab.datasets import quality
+from fairflare_lab.datasets import poor_images, quality
 from fairflare_lab.datasets.quality import METADATA, Isic2019
 from golden import folder as golden_folder
 from quality_tree import open_rgb, write_table, write_tree
@@ -99,7 +98,7 @@ def test_blur_has_one_angle_per_image_in_the_order_of_the_split(root):
         angle, path = rng.uniform(-45, 45), root / "ISIC2019_20" / "train" / "clean" / f"{table.ids[row]}.jpg"
         if path in wanted:
             clean = np.moveaxis(open_rgb(path), 0, -1)
-            assert np.array_equal(made[path], partition.motion_blur(clean, 3, angle, scale=40 / 224))
+            assert np.array_equal(made[path], poor_images.motion_blur(clean, 3, angle, scale=40 / 224))
             assert (made[path] != clean).any()
 
 

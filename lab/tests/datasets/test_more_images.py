@@ -9,8 +9,8 @@ import torch
 
 from cases import each
 from fairflare.core.errors import UserError
-from fairflare.datasets import partition
 from fairflare.engine.setup.tasks import load
+from fairflare_lab.datasets import poor_images
 
 SMALL = {
     "ich-phantom": {"images": 100, "n_sites": 3, "corrupted": 1, "size": 32, "alpha": 1.0, "test_images": 20},
@@ -91,9 +91,9 @@ def test_skewed_digits_keep_their_skew():
 
 def test_alike_takes_no_class_that_a_site_lacks():
     spare, classes = np.arange(12), np.array([0, 1, 2] * 4)
-    taken = partition.alike(spare, classes, np.array([0, 0, 1]))
+    taken = poor_images.alike(spare, classes, np.array([0, 0, 1]))
     assert np.bincount(classes[taken], minlength=3).tolist() == [4, 2, 0]
-    assert len(partition.alike(spare[:0], classes[:0], np.array([0]))) == 0
+    assert len(poor_images.alike(spare[:0], classes[:0], np.array([0]))) == 0
 
 
 @each("name", SMALL)

@@ -14,10 +14,9 @@ from cases import each
 from fairflare.cli.main import main
 from fairflare.core.errors import DataError, MissingData, UserError
 from fairflare.core.findings import CODES
-from fairflare.datasets import partition
 from fairflare.engine.setup.tasks import load
 from fairflare.tasks.base import DATA_FOLDER
-from fairflare_lab.datasets import quality
+from fairflare_lab.datasets import poor_images, quality
 from fairflare_lab.datasets.quality import RsnaIch, read_partition
 from golden import folder as golden_folder
 from quality_tree import open_rgb, picture, write_table, write_tree
@@ -286,7 +285,7 @@ def test_noise_is_drawn_once_in_the_order_of_the_split(root):
         rows = sorted(np.concatenate(list(task.rows(root, site, table).values())))
         for row in rows:
             path = root / "ICH_20" / "train" / "clean" / f"{table.ids[row]}.png"
-            expected = partition.gaussian_noise(picture(row, table.labels[row], False), 3, again)
+            expected = poor_images.gaussian_noise(picture(row, table.labels[row], False), 3, again)
             if path in wanted:
                 assert np.array_equal(made[1][path], expected)
 
@@ -300,7 +299,7 @@ def test_test_noise_goes_through_the_severities_with_one_generator(root):
         assert [path.stem for path, _ in found] == list(table.ids)
         for row, (_, image) in enumerate(found):
             clean = picture(10**6 + row, table.labels[row], False)
-            assert np.array_equal(image, partition.gaussian_noise(clean, severity, again))
+            assert np.array_equal(image, poor_images.gaussian_noise(clean, severity, again))
 
 
 BAD = [

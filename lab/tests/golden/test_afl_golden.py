@@ -10,7 +10,7 @@ import torch
 
 from cases import each
 from fairflare.core.types import Info, Reply, Round
-from fairflare.functional.simplex import projected, projected_reference
+from fairflare_lab.functional.terms import projected, projected_reference
 from fairflare_lab.methods.afl import AFL
 from golden import file
 

@@ -9,8 +9,8 @@ from torch import nn
 from fairflare.core.errors import UserError
 from fairflare.core.types import Batch, Info, Outline, Reply, Round
 from fairflare.engine.setup.config import make_config
-from fairflare.functional.features import class_distance, class_means
 from fairflare.testing import check_trainer
+from fairflare_lab.functional.terms import class_distance, class_means
 from fairflare_lab.methods.prototypes import MEANS, FedProto
 from golden import file
 from runs import bits, interrupted, run

@@ -6,7 +6,7 @@ import pytest
 
 from cases import each
 from fairflare.core.types import Info, Reply, Round
-from fairflare.functional.group_rates import Cell, variance_penalty
+from fairflare_lab.functional.terms import Cell, variance_penalty
 from fairflare_lab.methods.flexfair import FlexFair
 from golden import file
 

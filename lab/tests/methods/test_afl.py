@@ -8,7 +8,7 @@ import torch
 
 from fairflare.cli.main import main
 from fairflare.core.types import Info, Reply, Round
-from fairflare.functional.simplex import projected, with_newcomers
+from fairflare_lab.functional.terms import projected, with_newcomers
 from fairflare_lab.methods.afl import AFL
 
 

@@ -10,10 +10,11 @@ from fairflare.core.errors import UserError
 from fairflare.core.types import Info, Reply, Round
 from fairflare.engine.setup.config import make_config
 from fairflare.engine.setup.parts import build_parts
-from fairflare.functional.features import features_of, prototype_contrast
+from fairflare.functional.features import features_of
 from fairflare.testing import check_trainer
 from fairflare.testing.example import SmallData, copied, work_of_round
 from fairflare.trainers.base import PlainTrainer
+from fairflare_lab.functional.terms import prototype_contrast
 from fairflare_lab.methods.prototypes import GLOBAL, FedProc
 from fairflare_lab.methods.prototypes_probe import Prototypes
 

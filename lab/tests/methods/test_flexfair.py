@@ -11,7 +11,7 @@ from fairflare.core.types import Info, Reply, Round, Training
 from fairflare.engine.audit import verify
 from fairflare.engine.setup.config import make_config
 from fairflare.engine.setup.local import run_local
-from fairflare.functional.group_rates import Cell, variance_penalty
+from fairflare_lab.functional.terms import Cell, variance_penalty
 from fairflare_lab.methods.flexfair import FlexFair
 
 INFO = Info(Round(1, 3))

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from fairflare.core.extras import need
 from fairflare.data.readers import stored
 from fairflare.data.readers.formats import unread
 from fairflare.data.readers.limits import check
@@ -31,10 +32,9 @@ WIDEST = 1e12
 
 def is_dicom(path: Path) -> bool:
     """Whether the file begins as DICOM does: "DICM" after 128 bytes, whatever it is called."""
-    from pydicom.misc import is_dicom as begins
-
     try:
-        return bool(begins(path))
+        with path.open("rb") as file:
+            return file.read(132)[128:] == b"DICM"
     except OSError:
         return False
 
@@ -237,6 +237,7 @@ def pydicom_quietly() -> Any:
     import logging
     import warnings
 
+    need("images", "DICOM")
     import pydicom
     import pydicom.filereader
 

@@ -14,6 +14,7 @@ from typing import Any, BinaryIO, Literal, NamedTuple
 import numpy as np
 
 from fairflare.core.errors import DataError
+from fairflare.core.extras import need
 from fairflare.core.validation import shown
 from fairflare.data.readers import stored
 from fairflare.data.readers.limits import check
@@ -238,6 +239,7 @@ def _nrrd_voxels(path: Path, start: int, written: int) -> np.ndarray:
 def _nibabel() -> Any:
     import logging
 
+    need("images", "NIfTI")
     import nibabel
 
     logging.getLogger("nibabel.global").setLevel(logging.CRITICAL)  # it prints what it then raises

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 
 from fairflare.core.errors import UserError
+from fairflare.core.extras import need
 from fairflare.core.validation import Names
 from fairflare.data.inputs import ImageInputs
 from fairflare.data.readers.datalist import (
@@ -137,6 +138,10 @@ class OwnFiles(ImageFiles, OwnData):
     std: str
     window: str
     channels = 1
+
+    def _check_own(self, fewest: int) -> None:
+        need("images", f"task {self.name}")
+        super()._check_own(fewest)
 
     def read(self, own: SiteConfig) -> TensorData:
         root = Path(own.data_root)

@@ -4,7 +4,7 @@
 import numpy as np
 import pytest
 
-from fairflare.datasets.partition import MOTION_REACH, NOISE_SIGMA, gaussian_noise, motion_blur, streak
+from fairflare_lab.datasets.poor_images import MOTION_REACH, NOISE_SIGMA, gaussian_noise, motion_blur, streak
 
 IMAGE = np.random.default_rng(0).integers(0, 256, size=(40, 40), dtype=np.uint8)
 GREY = np.full((200, 200), 128, dtype=np.uint8)

@@ -22,11 +22,23 @@ from fairflare.core.validation import Images
 from fairflare.data.inputs import ImageInputs
 from fairflare.data.readers.pictures import Reader
 from fairflare.data.tensors import Split, TensorData
-from fairflare.datasets import partition
-from fairflare.datasets.cache import rendered
-from fairflare.datasets.partition import MOTION_ANGLES, RADIUS, gaussian_noise, motion_blur
-from fairflare.datasets.phantoms import GAP, REMARK, SOURCE, Head, Rendered, atlas, patient, signal, smooth_field, soft
+from fairflare.datasets.partition import SMALLEST_SITE
 from fairflare.tasks.base import PARTITION, RENDERING, SPLIT, Preset, TestSet, expect
+from fairflare_lab.datasets import poor_images
+from fairflare_lab.datasets.cache import rendered
+from fairflare_lab.datasets.phantoms import (
+    GAP,
+    REMARK,
+    SOURCE,
+    Head,
+    Rendered,
+    atlas,
+    patient,
+    signal,
+    smooth_field,
+    soft,
+)
+from fairflare_lab.datasets.poor_images import MOTION_ANGLES, RADIUS, gaussian_noise, motion_blur
 
 CLASSES = ("epidural", "intraparenchymal", "intraventricular", "subarachnoid", "subdural")
 SHARES = (0.10, 0.20, 0.15, 0.20, 0.35)
@@ -132,7 +144,7 @@ MEDIUM = Training(rounds=100, batch_size=32, optimizer="adam", lr=1e-3, weight_d
 
 
 @dataclass(frozen=True)
-class IchPhantom(Rendered, partition.PoorSites):
+class IchPhantom(Rendered, poor_images.PoorSites):
     """Image-quality shift as in FedISM+ (Wu et al., arXiv:2503.09587), on a phantom of its ICH data.
 
     The last ``corrupted`` sites hold poor images in all of their splits. A site renders only its own images; each image
@@ -189,9 +201,9 @@ class IchPhantom(Rendered, partition.PoorSites):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        most = partition.MOST_SITE_TESTS
+        most = poor_images.MOST_SITE_TESTS
         expect("test_images", 20 <= self.test_images <= most, f"20..{most}", self.test_images)
-        self._check_images(partition.SMALLEST_SITE * self.n_sites, 6 * self.test_images)
+        self._check_images(SMALLEST_SITE * self.n_sites, 6 * self.test_images)
 
     def sites(self) -> dict[str, str]:
         found = super().sites()

@@ -20,17 +20,16 @@ import numpy as np
 import torch
 from torch import nn
 
-from fairflare.core.errors import UserError
 from fairflare.core.seeds import derive
 from fairflare.core.validation import Images
 from fairflare.data.inputs import ImageInputs
 from fairflare.data.readers.pictures import Reader
 from fairflare.data.tensors import Split, TensorData
-from fairflare.datasets import partition
-from fairflare.datasets.cache import kept_splits
 from fairflare.networks import builtin as networks
 from fairflare.tasks.base import RENDERING, SPLIT, Task, expect, expect_choices, site_index
 from fairflare.tasks.kinds.masks import MASKS, structure_values
+from fairflare_lab.datasets import poor_images
+from fairflare_lab.datasets.cache import kept_splits
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -94,7 +93,7 @@ class Head:
 
 @cache
 def atlas() -> Atlas:
-    """The template, read once per process; UserError where nilearn is not installed."""
+    """The template, read once per process."""
     from scipy.ndimage import binary_fill_holes
 
     t1, grey, white = (_volume(kind) for kind in ("t1", "gm", "wm"))
@@ -209,16 +208,8 @@ def template(kind: str) -> np.ndarray:
 
 
 def nilearn_file(name: str) -> Path:
-    """Where a file of nilearn's lies; UserError where it is not installed."""
-    missing = UserError("this task draws on nilearn's brain template; install it with: pip install 'fairflare[demo]'")
-    try:
-        files = metadata.distribution("nilearn").files or []
-    except metadata.PackageNotFoundError:
-        raise missing from None
-    for file in files:
-        if file.name == name and Path(file.locate()).is_file():
-            return Path(file.locate())
-    raise missing
+    """Where a file of nilearn's lies, which is not imported: that takes seconds."""
+    return next(Path(str(one.locate())) for one in metadata.files("nilearn") or () if one.name == name)
 
 
 SMALLEST_SITE = 16
@@ -250,7 +241,7 @@ class Rendered(Task):
     def _check_images(self, least: int, shared: int = 0) -> None:
         """Raise UserError unless there are ``least`` images, and no more, ``shared`` ones included, than fit."""
         expect("images", self.images >= least, f"at least {least} for {self.n_sites} sites", self.images)
-        partition.check_site_tests(self.site_test_images)
+        poor_images.check_site_tests(self.site_test_images)
         n, most = self.images + self.n_sites * self.site_test_images + shared, MOST_PIXELS // self.size**2
         expect("images", n <= most, f"at most {most} of {self.size} pixels, those for testing included", n)
         expect("free_rider", 0 <= self.free_rider <= self.n_sites, f"0..{self.n_sites}", self.free_rider)
@@ -283,7 +274,7 @@ class Rendered(Task):
         n_val, n_test = (round(share * len(members)) for share in self.held_out)
         shuffled = np.random.default_rng(derive(self.data_seed, self.name, "split", k)).permutation(members)
         val, test, train = map(np.sort, np.split(shuffled, (n_val, n_val + n_test)))
-        first = FIRST_BESIDE + k * partition.MOST_SITE_TESTS
+        first = FIRST_BESIDE + k * poor_images.MOST_SITE_TESTS
         beside = first + np.arange(max(0, self.site_test_images - len(test)))
         return {"train": train, "val": val, "test": np.concatenate((test, beside))}
 

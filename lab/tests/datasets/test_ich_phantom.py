@@ -2,7 +2,6 @@
 """The quality-shift task: who holds what, in which quality, in every process the same."""
 
 import dataclasses
-from importlib.util import find_spec
 
 import numpy as np
 import pytest
@@ -10,11 +9,8 @@ import torch
 
 from cases import each
 from fairflare.core.errors import UserError
-from fairflare.datasets.ich_phantom import IchPhantom, plan
 from fairflare.engine.setup.tasks import load
-
-needs_nilearn = pytest.mark.skipif(find_spec("nilearn") is None, reason="needs the demo extra (nilearn)")
-
+from fairflare_lab.datasets.ich_phantom import IchPhantom, plan
 
 TINY = dict(n_sites=4, corrupted=1, images=160, test_images=40, site_test_images=0, size=32, alpha=20.0)
 
@@ -41,7 +37,6 @@ def test_classes_are_about_as_common_as_stated(preset):
     np.testing.assert_allclose(np.bincount(labels) / len(labels), (0.10, 0.20, 0.15, 0.20, 0.35), atol=0.03)
 
 
-@needs_nilearn
 def test_class_order(task, data):
     assert task.classes == ("epidural", "intraparenchymal", "intraventricular", "subarachnoid", "subdural")
     labels, _ = plan(task)
@@ -51,7 +46,6 @@ def test_class_order(task, data):
         assert data["site-2"].size(split) == len(rows[split])
 
 
-@needs_nilearn
 def test_only_the_corrupted_sites_are_noisy_in_every_split(data):
     def air(site, split):
         """Mean grey value of the image corners, where there is only air."""
@@ -62,7 +56,6 @@ def test_only_the_corrupted_sites_are_noisy_in_every_split(data):
         assert air("site-4", split) > 12  # the mean of clipped noise is .4 sigma
 
 
-@needs_nilearn
 def test_noise_has_the_severity_and_is_frozen(task, data):
     rows = task.rows("site-4")["train"]
     labels = plan(task)[0][rows]
@@ -75,7 +68,6 @@ def test_noise_has_the_severity_and_is_frozen(task, data):
     assert one == two and not torch.equal(*epochs)
 
 
-@needs_nilearn
 def test_motion_blur_instead_of_noise(task):
     blurred = dataclasses.replace(task, corruption="motion")
     sharp, soft = (t.site_data("site-4").splits["val"].inputs.float() for t in (task, blurred))
@@ -84,7 +76,6 @@ def test_motion_blur_instead_of_noise(task):
     assert [s.name for s in dataclasses.replace(blurred, test_images=20).test_sets()][1:3] == ["motion 1", "motion 2"]
 
 
-@needs_nilearn
 def test_shared_test_sets(task, data):
     sets = task.test_sets()
     assert [(s.name, s.corrupted) for s in sets] == [("clean", False)] + [(f"noise {k}", True) for k in range(1, 6)]
@@ -95,7 +86,6 @@ def test_shared_test_sets(task, data):
     assert all(torch.equal(a.inputs, b.inputs) for a, b in zip(sets, IchPhantom(**TINY).test_sets()))
 
 
-@needs_nilearn
 def test_test_patients_are_at_no_site(task, data):
     held = {image.numpy().tobytes() for site in data.values() for s in site.splits.values() for image in s.inputs}
     tested = {task._image("test", i, c).tobytes() for i in range(10) for c in range(5)}

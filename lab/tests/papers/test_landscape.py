@@ -3,7 +3,7 @@
 
 import torch
 
-from fairflare.functional.perturbation import filter_normalised, loss_grid
+from fairflare_lab.functional.terms import filter_normalised, loss_grid
 
 
 def model():

@@ -4,7 +4,7 @@
 import numpy as np
 import pytest
 
-from fairflare.datasets.partition import MOTION_REACH, gaussian_noise, streak
+from fairflare_lab.datasets.poor_images import MOTION_REACH, gaussian_noise, streak
 from golden import folder
 
 GOLDEN = np.load(folder() / "corruptions.npz")

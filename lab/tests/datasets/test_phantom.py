@@ -1,16 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Bleeds are where anatomy puts them, and an image is a function of its seed."""
 
-from importlib import metadata
-from importlib.util import find_spec
-
 import numpy as np
 import pytest
 
-from fairflare.core.errors import UserError
-from fairflare.datasets import ich_phantom, phantoms
+from fairflare_lab.datasets import ich_phantom, phantoms
 
-needs_nilearn = pytest.mark.skipif(find_spec("nilearn") is None, reason="needs the demo extra (nilearn)")
 N = 30
 
 
@@ -28,7 +23,6 @@ def area(mask):
     return mask.sum() * (phantoms.FIELD_OF_VIEW / mask.shape[0]) ** 2
 
 
-@needs_nilearn
 @pytest.mark.parametrize("name", ["epidural", "subdural"])
 def test_blood_under_the_skull_stays_there(name):
     for head, _, blood in bleeds(name):
@@ -37,7 +31,6 @@ def test_blood_under_the_skull_stays_there(name):
         assert len(set(np.sign(head.x[blood]))) == 1  # on one side of the midline
 
 
-@needs_nilearn
 def test_epidurals_are_thicker_and_shorter_than_subdurals():
     def shape(name):
         spans, depths = [], []
@@ -50,27 +43,23 @@ def test_epidurals_are_thicker_and_shorter_than_subdurals():
     assert short < 0.7 * long and thick > 1.3 * thin
 
 
-@needs_nilearn
 def test_parenchymal_blood_is_in_the_brain():
     for head, _, blood in bleeds("intraparenchymal"):
         assert area(blood) > 80 and head.depth[blood].min() > 0
         assert (head.white + head.grey)[blood].mean() > 0.6
 
 
-@needs_nilearn
 def test_ventricular_blood_is_in_the_ventricles():
     for _, ventricle, blood in bleeds("intraventricular"):
         assert area(blood) > 40 and ventricle[blood].min() > -2.5
 
 
-@needs_nilearn
 def test_subarachnoid_blood_is_in_sulci():
     for head, ventricle, blood in bleeds("subarachnoid"):
         assert blood.any() and ventricle[blood].max() < 0
         assert (head.white + head.grey)[blood].mean() < 0.95
 
 
-@needs_nilearn
 @pytest.mark.parametrize("label", range(5))
 def test_an_image_is_a_function_of_its_seed(label):
     one, two, other = (ich_phantom.render(label, 48, np.random.default_rng(seed)) for seed in (1, 1, 2))
@@ -78,22 +67,12 @@ def test_an_image_is_a_function_of_its_seed(label):
     assert (one == two).all() and (one != other).any()
 
 
-@needs_nilearn
 @pytest.mark.parametrize("size", [48, 224])
 def test_a_head_in_air_with_a_skull(size):
     image = ich_phantom.render(1, size, np.random.default_rng(3))
     corner = image[: size // 12, : size // 12]
     brain = image[size // 2 - size // 10 : size // 2 + size // 10, size // 4 : size // 3]
     assert corner.mean() < 12 and image.max() > 240 and 70 < np.median(brain) < 140
-
-
-def test_without_nilearn_the_user_is_told_what_to_install(monkeypatch):
-    def absent(name):
-        raise metadata.PackageNotFoundError(name)
-
-    monkeypatch.setattr(phantoms.metadata, "distribution", absent)
-    with pytest.raises(UserError, match=r"pip install 'fairflare\[demo\]'"):
-        phantoms.nilearn_file("any.nii.gz")
 
 
 def test_class_shares():

@@ -18,7 +18,7 @@ from fairflare.engine.setup.local import LocalSites, run_local
 from fairflare.engine.setup.parts import build_parts
 from fairflare.engine.site import Site
 from fairflare.report.write import verify_run, write_report
-from fairflare.studies.forget import forget, plan
+from fairflare_lab.studies.forget import forget, plan
 from run_folders import call
 from runs import bits
 

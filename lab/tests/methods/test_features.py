@@ -6,7 +6,8 @@ import torch
 from torch import nn
 
 from fairflare.core.types import Batch
-from fairflare.functional.features import class_distance, class_means, features_of
+from fairflare.functional.features import features_of
+from fairflare_lab.functional.terms import class_distance, class_means
 from helpers import small_network
 
 

@@ -12,9 +12,9 @@ from external_data import OWN, write_hospital
 from fairflare.core.types import LocalWork, Round, Training
 from fairflare.data.tensors import Grouping, Split, TensorData
 from fairflare.engine.audit import verify
-from fairflare.engine.setup.membership import Attack, area
 from fairflare.engine.site import Site
 from fairflare.trainers.base import PlainTrainer
+from fairflare_lab.studies.membership import Attack, area
 from helpers import Accuracy
 from run_folders import call
 
