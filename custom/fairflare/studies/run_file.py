@@ -107,6 +107,9 @@ class Choices(Given):
         Flag("Your own .py file or package that the run needs, for a network or build_data; repeat for more.", "FILE"),
     ] = []
     script: Annotated[Path | None, Flag("Your own training loop, on fairflare.client; FLARE runs it.", "FILE")] = None
+    bundle: Annotated[
+        Path | None, Flag("A MONAI bundle: its network, transforms, loss and optimizer on --datalists.", "DIR")
+    ] = None
     without: Annotated[Texts, Flag("A site of your own data that is left out; repeat for more.", "SITE")] = []
     plan: Annotated[Path | None, Flag("Defaults that `fairflare plan` made of fingerprints.", "FILE")] = None
     rounds: Annotated[int | None, Flag("Communication rounds; the preset's by default.", "N")] = None
@@ -162,6 +165,12 @@ class Choices(Given):
             chosen, own = "", self.members()
         else:
             chosen, own = own_data(self.task, self.datalists, self.kind, self.classes)
+        if self.bundle:
+            if self.script or self.task or self.plan or self.continues:
+                raise UserError("--bundle: goes with --data DIR, without --task, --script, --plan and --continue")
+            from fairflare.studies.bundle import bundled
+
+            chosen, own = bundled(self.bundle, chosen, own, values)
         planned = plan_values(self.plan, chosen, {**values, **({"best_by": "none"} if folds else {})})
         values = without_sites(united(beneath(own, values), planned), self.without)
         return chosen, {"rounds": self.rounds, "sites": self.sites, "values": values}
