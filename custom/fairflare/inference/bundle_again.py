@@ -11,8 +11,8 @@ from typing import Any
 
 from fairflare.inference.loaded_run import Opened
 from fairflare.tasks.bundle_parts import read, steps
-from fairflare.tasks.own.bundle import BundleTask
 from fairflare.tasks.kinds.masks import structure_values
+from fairflare.tasks.own.bundle import BundleTask
 
 KEYS = ["pred", "label"]
 PAIR = "$monai.handlers.from_engine(['pred', 'label'])"
@@ -56,7 +56,9 @@ def configurations(opened: Opened) -> dict[str, dict[str, Any]]:
     score, discrete = _scoring(task)
     validate = {
         "preprocessing": _preprocessing(task.transforms, task.keys),
-        "dataset": _dataset("$monai.data.load_decathlon_datalist(@datalist, @masks, @split, @dataset_dir)", "validate#"),
+        "dataset": _dataset(
+            "$monai.data.load_decathlon_datalist(@datalist, @masks, @split, @dataset_dir)", "validate#"
+        ),
         "dataloader": {"_target_": "DataLoader", "dataset": "@validate#dataset", "batch_size": 1},
         "inferer": inferer,
         **({"postprocessing": _composed(discrete)} if discrete else {}),
@@ -139,8 +141,7 @@ def _as_masks(task: BundleTask) -> list[dict[str, Any]]:
 
 
 def _scoring(task: BundleTask) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """The key metric and what comes before it; nothing where structures may overlap, which a mask's values do not say.
-    """
+    """The key metric and what comes before it; nothing where structures may overlap, which a mask does not say."""
     if not task.masks:
         tensor = [{"_target_": "EnsureTyped", "keys": KEYS}]
         return {"accuracy": {"_target_": "ignite.metrics.Accuracy", "output_transform": PAIR}}, tensor
@@ -151,7 +152,11 @@ def _scoring(task: BundleTask) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     pairs = [(value, k) for k, group in enumerate(values.values(), start=1) for value in group]
     known = {"orig_labels": [value for value, _ in pairs], "target_labels": [k for _, k in pairs]}
     whole = {"_target_": "AsDiscreted", "keys": KEYS, "to_onehot": task.outputs}
-    found = [{"_target_": "MapLabelValued", "keys": "label", **known}, *_as_masks(task), *([whole] if background else [])]
+    found = [
+        {"_target_": "MapLabelValued", "keys": "label", **known},
+        *_as_masks(task),
+        *([whole] if background else []),
+    ]
     dice = {"_target_": "MeanDice", "include_background": not background, "output_transform": PAIR}
     return {"val_mean_dice": dice}, found
 

@@ -61,9 +61,7 @@ class Windowed(nn.Module):
             return found
         from monai.inferers import sliding_window_inference
 
-        whole: Any = sliding_window_inference(
-            x, self.patch, WINDOWS, self.network, self.overlap, mode=self.mode
-        )
+        whole: Any = sliding_window_inference(x, self.patch, WINDOWS, self.network, self.overlap, mode=self.mode)
         return cast(Tensor, whole)
 
 

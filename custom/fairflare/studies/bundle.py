@@ -19,7 +19,7 @@ from typing import Any
 
 from fairflare.core.errors import UserError
 from fairflare.core.validation import expected, shown
-from fairflare.tasks.bundle_parts import LOADING
+from fairflare.tasks.bundle_parts import LOADING, built, pipeline
 
 Values = dict[str, str]
 TRAIN, VALIDATE = "train", "validate"
@@ -86,7 +86,6 @@ def bundled(folder: Path, chosen: str, own: Mapping[str, str], given: Mapping[st
 
     from fairflare.engine.setup import tasks
     from fairflare.studies import display
-    from fairflare.tasks.bundle_parts import pipeline
     from fairflare.tasks.own.bundle import BundleTask
 
     kind = chosen.partition(":")[0]
@@ -102,6 +101,8 @@ def bundled(folder: Path, chosen: str, own: Mapping[str, str], given: Mapping[st
     for key in ("transforms", "train_transforms"):
         if f"task.{key}" in values:
             pipeline(f"{folder.name}: {key}", values[f"task.{key}"], ("image", "label"))
+    if "task.loss" in values:
+        built(f"{folder.name}: loss", json.loads(values["task.loss"]), "loss")
     display.note(f"bundle {folder.name}: network, loss, optimizer and transforms; left aside: {', '.join(aside)}")
     return task, values
 
@@ -182,7 +183,9 @@ class Configuration:
         momentum = given.pop("momentum", 0)
         fits = name in ("Adam", "SGD") or (name == "AdamW" and not plain["weight_decay"])
         if not fits or beta != 0.9 or any(value is not False for value in given.values()):
-            what = "Adam or SGD with lr, weight_decay, momentum or betas of 0.9 and another; change it, or --set train.*"
+            what = (
+                "Adam or SGD with lr, weight_decay, momentum or betas of 0.9 and another; change it, or --set train.*"
+            )
             raise self.fail("optimizer", f"expected {what}; got {shown({'_target_': name, **given})}")
         found = {"optimizer": "sgd" if name == "SGD" else "adam", **plain, "adam_beta2": beta2, "momentum": momentum}
         if self.has(f"{TRAIN}#dataloader#batch_size"):

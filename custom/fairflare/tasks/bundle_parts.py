@@ -26,20 +26,22 @@ LOADING = ("LoadImaged", "EnsureChannelFirstd", "EnsureTyped", "CastToTyped", "T
 """What reads files, puts channels first, and changes types: here the readers of this package do it."""
 PLACED = ("Orientationd", "Spacingd")
 """What needs to know where voxels lie: only before the first random transform, whose inputs are kept without it."""
-TRANSFORMS = """
-Orientationd Spacingd Resized Rotated Flipd Zoomd Rotate90d Transposed CenterSpatialCropd CenterScaleCropd SpatialCropd
-SpatialPadd BorderPadd DivisiblePadd ResizeWithPadOrCropd CropForegroundd ScaleIntensityd ScaleIntensityRanged
-ScaleIntensityRangePercentilesd NormalizeIntensityd ThresholdIntensityd ShiftIntensityd StdShiftIntensityd
-AdjustContrastd GaussianSmoothd GaussianSharpend MedianSmoothd HistogramNormalized RepeatChanneld SqueezeDimd
-RandCropByPosNegLabeld RandCropByLabelClassesd RandSpatialCropd RandSpatialCropSamplesd RandWeightedCropd RandScaleCropd
-RandFlipd RandAxisFlipd RandRotated RandRotate90d RandZoomd RandAffined Rand2DElasticd Rand3DElasticd
-RandGridDistortiond RandGaussianNoised RandRicianNoised RandGaussianSmoothd RandGaussianSharpend RandBiasFieldd
-RandAdjustContrastd RandShiftIntensityd RandStdShiftIntensityd RandScaleIntensityd RandHistogramShiftd RandGibbsNoised
-RandKSpaceSpikeNoised RandCoarseDropoutd RandCoarseShuffled
-""".split()
-MONAI_LOSSES = (
-    "DiceLoss DiceCELoss DiceFocalLoss GeneralizedDiceLoss GeneralizedDiceFocalLoss TverskyLoss FocalLoss".split()
+TRANSFORMS = re.findall(
+    r"\w+",
+    """
+    Orientationd Spacingd Resized Rotated Flipd Zoomd Rotate90d Transposed CenterSpatialCropd SpatialCropd
+    SpatialPadd BorderPadd DivisiblePadd ResizeWithPadOrCropd CropForegroundd ScaleIntensityd ScaleIntensityRanged
+    ScaleIntensityRangePercentilesd NormalizeIntensityd ThresholdIntensityd ShiftIntensityd StdShiftIntensityd
+    AdjustContrastd GaussianSmoothd GaussianSharpend MedianSmoothd HistogramNormalized RepeatChanneld SqueezeDimd
+    RandCropByPosNegLabeld RandCropByLabelClassesd RandSpatialCropd RandSpatialCropSamplesd RandScaleCropd
+    RandFlipd RandAxisFlipd RandRotated RandRotate90d RandZoomd RandAffined Rand2DElasticd Rand3DElasticd
+    RandGridDistortiond RandGaussianNoised RandRicianNoised RandGaussianSmoothd RandGaussianSharpend RandBiasFieldd
+    RandAdjustContrastd RandShiftIntensityd RandStdShiftIntensityd RandScaleIntensityd RandHistogramShiftd
+    RandCoarseDropoutd
+    """,
 )
+MONAI_LOSSES = ("DiceLoss", "DiceCELoss", "DiceFocalLoss", "TverskyLoss", "FocalLoss")
+MONAI_LOSSES += ("GeneralizedDiceLoss", "GeneralizedDiceFocalLoss")
 TORCH_LOSSES = ("CrossEntropyLoss", "BCEWithLogitsLoss")
 INFERERS = ("SlidingWindowInferer", "SimpleInferer")
 HOMES = {
@@ -72,7 +74,7 @@ def named(key: str, content: Any, kind: str) -> tuple[str, dict[str, Any]]:
     home = next((home for home, names in homes.items() if name in names), "")
     known = sorted(name for names in homes.values() for name in names)
     if not home or not (target == name or re.fullmatch(rf"{re.escape(home)}(\.\w+)*\.{name}", target)):
-        raise UserError(f"{key}: {unlisted(kind, target, known, 'no other may be made; take it out')}")
+        raise UserError(f"{key}: {unlisted(kind, target, known)}")
     args = {name: value for name, value in content.items() if name not in DIRECTIVES}
     for one, value in args.items():
         where = f"{key}: {name}: {one}"

@@ -86,7 +86,9 @@ class BundleReader:
             raise DataError("bundle", f"{name}: the bundle's transforms failed: {text}") from error
         image = _plain(found["image"]).float().contiguous()
         if len(image) != self.channels:
-            raise DataError("bundle", f"{name}: expected {self.channels} channels as the network takes, got {len(image)}")
+            raise DataError(
+                "bundle", f"{name}: expected {self.channels} channels as the network takes, got {len(image)}"
+            )
         if self.values is None:
             return image, torch.tensor(item.label)
         masks = structure_masks(_plain(found["label"])[0].numpy(), self.values, self.background, name_of(item.label))
