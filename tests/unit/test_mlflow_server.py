@@ -83,7 +83,9 @@ def test_a_federations_run_with_a_child_for_each_site(server, finished, capsys):
     metrics, params = plain(parent, "metrics"), plain(parent, "params")
     assert metrics[f"mean_{name}"] == fairness["mean"] and metrics[f"gap_{name}"] == fairness["gap"]
     assert metrics[f"worst_{name}"] == fairness["worst"]["value"]
-    assert [metrics.get(f"mean_{name}_{end}") for end in ("low", "high")] == [fairness["ci"][e] for e in ("low", "high")]
+    assert [metrics.get(f"mean_{name}_{end}") for end in ("low", "high")] == [
+        fairness["ci"][e] for e in ("low", "high")
+    ]
     assert params["method"] == "fedism-plus" and params["seed"] == "0" and params["task"] == "heart:full"
     assert float(params["train.lr"]) == report["detail"]["training"]["lr"]
     assert params["model_sha256"] == report["detail"]["provenance"]["model_sha256"]

@@ -24,9 +24,7 @@ IN_PROGRESS = 3
 @click.option("--site", "sites", multiple=True, metavar="NAME", help="The page for this hospital instead; repeatable.")
 @click.option("--sites", "every", is_flag=True, help="The pages for all hospitals instead.")
 @click.option("--out", type=PATH, metavar="DIR", help="Where these pages are written; FOLDER/editions by default.")
-@click.option(
-    "--mlflow", metavar="URI", help="Send it as it is to an MLflow server instead, http://HOST:PORT."
-)
+@click.option("--mlflow", metavar="URI", help="Send it as it is to an MLflow server instead, http://HOST:PORT.")
 @click.option("--experiment", default="fairflare", metavar="NAME", help="Its experiment there.")
 @as_json
 def report(
