@@ -9,7 +9,7 @@ WORKERS ?= 4
 # Every process that tests start would compile the package anew, and every worker of pytest all test files.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo demo-imaging test test-fast test-long mutations coverage lint docs bench jobs lock sbom oldest newest versions clean
+.PHONY: help demo demo-imaging mlflow test test-fast test-long mutations coverage lint docs bench jobs lock sbom oldest newest versions clean
 
 help:
 	@echo "make demo       four real heart hospitals: FedAvg and exact regression with real FLARE processes, then: should each join?"
@@ -18,6 +18,7 @@ help:
 	@echo "make test-long  laws, kills, absences and faults over all methods, seeds and ways; hours"
 	@echo "make mutations  thirty planted defects, and whether the tests find each"
 	@echo "make versions   the package under FLARE 2.7, 2.8, 2.9 and the newest candidate: imports, simulator, stock controllers"
+	@echo "make mlflow     a run on a real MLflow server, installed apart in build/mlflow"
 	@echo "make test-fast  unit, golden and law tests, the slow ones left out"
 	@echo "make coverage   the lines that unit, golden, law and attack tests run"
 	@echo "make lint       ruff (rules, format) and mypy"
@@ -55,6 +56,11 @@ mutations: $(STAMP)
 
 versions: $(STAMP)
 	@$(BIN)/python tests/versions.py
+
+mlflow: $(STAMP)
+	@test -x build/mlflow/bin/mlflow || $(PYTHON) -m venv build/mlflow
+	@build/mlflow/bin/python -m pip install -qq --disable-pip-version-check "mlflow>=3,<4"
+	@FAIRFLARE_MLFLOW=$(CURDIR)/build/mlflow/bin/mlflow $(BIN)/python -m pytest tests/unit/test_mlflow_server.py
 
 test-fast: $(STAMP)
 	@$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile -m "not slow" tests/unit tests/golden tests/laws lab/tests

@@ -34,7 +34,7 @@ Command = TypeVar("Command", bound="Callable[..., None] | click.Command")
 
 
 SECTIONS = {
-    "Data": "task datalists kind classes without code script init_from plan sites accept require",
+    "Data": "task datalists kind classes without code script bundle init_from plan sites accept require",
     "Method and training": "rounds seed seeds values grid robust",
     "Where and how it runs": "continued env kit preinstalled wait sim_threads workers no_cache",
 }

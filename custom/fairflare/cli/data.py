@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import csv
+import json
 import shlex
 import sys
 from collections.abc import Sequence
@@ -67,8 +68,17 @@ FEW = 3
 @click.option("--new-splits", is_flag=True, help="Draw splits also where the folder has them.")
 @click.option("--yes", is_flag=True, help="Write without asking; what can be read in two ways is refused.")
 @click.option("--dry-run", is_flag=True, help="Show what would be written, and write nothing.")
+@click.option("--federation", type=options.PATH, metavar="FILE", help="Also draft a federation's file of them.")
 @options.json_option
-def init(folder: Path, mapping: Path | None, yes: bool, dry_run: bool, as_json: bool, **given: Any) -> None:
+def init(
+    folder: Path,
+    mapping: Path | None,
+    yes: bool,
+    dry_run: bool,
+    federation: Path | None,
+    as_json: bool,
+    **given: Any,
+) -> None:
     """Look at FOLDER (or a table), the images or tables of one site or of several, and write lists that a run reads.
 
     Images with masks beside them or in a folder of their own, a folder for each class, DICOM archives, the Decathlon's
@@ -115,6 +125,12 @@ def init(folder: Path, mapping: Path | None, yes: bool, dry_run: bool, as_json: 
     if dry_run or (not yes and not click.confirm("write them?", default=True)):
         return
     written = write(root, files)
+    if federation:
+        from fairflare.engine.files import save_text
+        from fairflare.studies.run_file import federation_text
+
+        described = json.loads(files["dataset.json"])
+        save_text(federation, federation_text(described, list(described["sites"])))
     if not as_json:
         named = shlex.quote(str(root))
         console.say(f"written: {written}\nnext:\n  fairflare preflight {named}\n  fairflare run fedavg --data {named}")
@@ -162,12 +178,20 @@ def _ask(counter: Counter, what: str, readings: Sequence[Reading]) -> int:
 @click.option("--classes", metavar="N", help="Classes or structures: a number, or names A,B,C.")
 @click.option("--site", metavar="NAME", help="The site's name in the task; the configuration file's by default.")
 @click.option("--method", metavar="METHOD", help="The method that the data are for: what only it needs is an error.")
+@click.option("--federation", type=options.PATH, metavar="FILE", help="The federation's file: what the data mean.")
 @options.accept_option
 @options.without_option
 @options.set_option
 @options.json_option
 def preflight(
-    path: Path, kind: str | None, task: str | None, accept: tuple[str, ...], as_json: bool, values: Any, **asked: Any
+    path: Path,
+    kind: str | None,
+    task: str | None,
+    accept: tuple[str, ...],
+    federation: Path | None,
+    as_json: bool,
+    values: Any,
+    **asked: Any,
 ) -> None:
     """Look for what is wrong with the data at PATH; exit code 1 when a run would be refused.
 
@@ -185,13 +209,19 @@ def preflight(
     asked |= {"task": kind or task or "", "accepted": accepted_codes(list(accept))}
     asked["values"] = options.own_names(values, "task", "run")
     with Counter("looking at the data") as counter:
-        from fairflare.cli.preflight import Question, check, leaving
+        from fairflare.cli.preflight import Question, check, leaving, named_in
         from fairflare.data.readers.datalist import INSIDE
         from fairflare.data.readers.tables import SUFFIXES
 
         if path.suffix.lower() in SUFFIXES and (path.parent / INSIDE).is_dir():  # what `init` has made of the table
             path = path.parent
-        found = check(path, Question(**asked), counter.saw)
+        question = Question(**asked)
+        if federation:
+            from fairflare.studies.run_file import read_run_file
+
+            site = None if path.is_dir() else question.site or named_in(path)
+            question = question.of_federation(read_run_file(federation), site)
+        found = check(path, question, counter.saw)
     if as_json:
         shown: dict[str, Any] = {site: leaving(path, site, one) for site, one in found.items()}
         console.dump(shown if path.is_dir() else next(iter(shown.values())))

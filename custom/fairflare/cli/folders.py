@@ -23,12 +23,19 @@ IN_PROGRESS = 3
 @click.option("--site", "sites", multiple=True, metavar="NAME", help="The page for this hospital instead; repeatable.")
 @click.option("--sites", "every", is_flag=True, help="The pages for all hospitals instead.")
 @click.option("--out", type=PATH, metavar="DIR", help="Where these pages are written; FOLDER/editions by default.")
+@click.option("--mlflow", metavar="URI", help="Send it as it is to an MLflow server instead, http://HOST:PORT.")
+@click.option("--experiment", default="fairflare", metavar="NAME", help="Its experiment there.")
 @as_json
-def report(folder: Path, sites: tuple[str, ...], every: bool, out: Path | None) -> Told:
+def report(
+    folder: Path, sites: tuple[str, ...], every: bool, out: Path | None, mlflow: str | None, experiment: str
+) -> Told:
     """(Re)write report.html and report.json of the run in FOLDER.
 
     With --site or --sites: a page and a JSON file for one hospital, or for each, which name no other hospital and give
     no number of a single one, to be passed on to its people.
+
+    With --mlflow: a run for the federation with parameters, mean, worst, gap, intervals and the report's files, and a
+    child for each site. MLFLOW_TRACKING_USERNAME and _PASSWORD, or _TOKEN, say who sends it.
     """
     from fairflare.cli import results
     from fairflare.studies import display
@@ -38,6 +45,12 @@ def report(folder: Path, sites: tuple[str, ...], every: bool, out: Path | None) 
         raise click.UsageError("--site and --sites: expected one of them")
     if out and not (sites or every):
         raise click.UsageError("--out: only with --site or --sites")
+    if mlflow:
+        from fairflare.studies.mlflow_server import publish
+
+        run, remarks = publish(folder, mlflow, experiment)
+        said = [f"MLflow run {run} of experiment {experiment}: {mlflow}", *remarks]
+        return {"run": run, "remarks": remarks}, "\n".join(said)
     if sites or every:
         found, where = report_editions(folder, sites, out)
         return found, partial(results.editions, found, where)

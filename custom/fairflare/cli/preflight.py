@@ -16,6 +16,7 @@ File names hold a split and a number, nothing of the original names.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import shlex
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -24,7 +25,7 @@ from functools import partial
 from pathlib import Path
 from statistics import median_low
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -32,7 +33,7 @@ from fairflare.core.errors import DataError, UserError
 from fairflare.core.execution import Execution, default_device, memory_findings
 from fairflare.core.findings import Finding, packed, unpacked
 from fairflare.core.types import Need
-from fairflare.core.validation import in_order
+from fairflare.core.validation import expected, in_order, unlisted
 from fairflare.data.readers.tables import SUFFIXES, read_table
 from fairflare.data.site_config import FILES, SiteConfig, read_site_config
 from fairflare.data.tensors import TensorData
@@ -47,6 +48,9 @@ from fairflare.tasks.kinds.own import OwnData, folder_of_lists, read_description
 from fairflare.tasks.own.tabular import GAPS, Tabular
 from fairflare.tasks.planning import conversion, converting, turned
 from fairflare.tasks.preflight import FEW, numbers_of, preflight, spread_of
+
+if TYPE_CHECKING:
+    from fairflare.studies.run_file import FederationFile
 
 CONFIGURATIONS = (".yaml", ".yml")
 """Of a folder with a configuration for each site; where there are lists or tables too, these are meant."""
@@ -73,6 +77,23 @@ class Question:
     """Codes of errors that stop nothing."""
     without: Sequence[str] = ()
     """Sites of a folder with all sites' lists that are not looked at."""
+    units: Mapping[str, tuple[str, tuple[float, float]]] = field(default_factory=dict)
+    """Column -> its unit, and lowest and highest of what nine patients in ten have."""
+
+    def of_federation(self, file: FederationFile, site: str | None) -> Question:
+        """This question with what a federation's file says of its data; UserError where ``site`` is none of its own."""
+        if self.task or self.classes or self.method:
+            raise UserError("--federation: says kind, classes and method itself; leave them out")
+        task = (file.kind or file.task or "").partition(":")[0]
+        expected("federation file", bool(task), "the key 'kind'", task)
+        if site is not None and file.hospitals and site not in file.hospitals:
+            raise UserError(f"site: {unlisted('site', site, file.hospitals)}; --site NAME says which this is")
+        taken = {one.name for one in dataclasses.fields(tasks.known(task))} | {"group_by"}
+        bare = {key.rpartition(".")[2]: value for key, value in file.values.items()}
+        own = {key: value for key, value in bare.items() if key in taken}
+        units = {name: (rule.unit, rule.usual) for name, rule in file.columns.items() if rule.usual}
+        made = {"task": task, "classes": file.classes, "method": file.method, "units": units}
+        return replace(self, values={**own, **self.values}, **made)
 
 
 def check(path: Path, asked: Question, tell: Tell = lambda part, done, total: None) -> dict[str, list[Finding]]:
@@ -140,6 +161,8 @@ def _words(tasks_of_sites: Iterable[Task]) -> dict[str, Sequence[str]]:
     return {task.label: task.classes for task in tasks_of_sites if isinstance(task, Tabular) and len(task.classes) == 2}
 
 
+NINE_IN_TEN = 1.645
+"""Standard deviations of a normal distribution within which nine in ten lie, either way."""
 FAR = 3.0
 """Robust standard deviations from which on a site's median lies far from the others'."""
 
@@ -210,7 +233,8 @@ def _findings(
     if data is not None:
         batch_size = limits.batch_size or built.presets[preset or next(iter(built.presets))].training.batch_size
         found += _of_gpu(built, data, limits, batch_size)
-        return found, numbers_of(data, built) | _outcome_of(data, built), built
+        numbers = numbers_of(data, built)
+        return found + _other_units(site, numbers, asked.units), numbers | _outcome_of(data, built), built
     way = _way(built, site, own) if isinstance(built, Tabular) and built.kind.has_classes else ""
     return [replace(one, text=f"{one.text}{way}") if one.code == "label" else one for one in found], {}, built
 
@@ -240,6 +264,23 @@ def _way(task: Tabular, site: str, own: SiteConfig | None) -> str:
         if pairs and all(pairs.values()):
             return f". {converting(site, {}, {task.label: pairs})}"
     return ""
+
+
+def _other_units(
+    site: str, numbers: Mapping[str, np.ndarray], units: Mapping[str, tuple[str, tuple[float, float]]]
+) -> list[Finding]:
+    """An error for each column whose median lies far from what is usual in the federation's unit."""
+    found = []
+    for name, (unit, (low, high)) in units.items():
+        if name not in numbers or len(numbers[name]) < FEW["train"]:
+            continue
+        usual = (low + high) / 2, (high - low) / (2 * NINE_IN_TEN)
+        own = float(np.median(numbers[name])), spread_of(numbers[name])
+        if abs(own[0] - usual[0]) > FAR * usual[1]:
+            text = f"half of {name} are about {own[0]:.4g}: expected {unit or 'the unit'} of about {low:g} to {high:g}."
+            lines = converting(site, {name: conversion(name, own, usual)}, {})
+            found.append(Finding("error", "far", "train", 1, f"{text} {lines}".strip()))
+    return found
 
 
 def needs_of(method: str) -> tuple[Need, ...]:

@@ -21,6 +21,7 @@ SPLIT_NAMES: tuple[SplitName, ...] = ("train", "val", "test")
 CODES = {
     "attribute": "an attribute is missing for some examples",
     "build_data": "the site's own build_data failed",
+    "bundle": "the bundle's transforms do not fit the image",
     "code": "the user's code is not there or differs",
     "column": "the table lacks a column",
     "copies": "images or rows of one split are copies of another's",

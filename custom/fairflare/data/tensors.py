@@ -98,6 +98,8 @@ class TensorData:
 
     least: ClassVar[int] = 2
     """Examples to train on; 1 where no network of the task has BatchNorm, which cannot train on one."""
+    one_shape: ClassVar[bool] = True
+    """Whether all examples have one."""
     scaling: Scaling | None = None
     """How a table's numbers were scaled; it stays at the site, which needs it for new patients."""
     conversion: Mapping[str, Any] = MappingProxyType({})
@@ -280,7 +282,7 @@ def described(data: object) -> dict[str, Any]:
     A table's medians, means and spreads; of images the spread of their mean intensity, the range of their edges and
     what their pixels measure. It is written beside the site's memory and never sent.
     """
-    if not isinstance(data, TensorData):
+    if not isinstance(data, TensorData) or not data.one_shape:
         return {}
     if data.scaling is not None:
         more = {"conversion": dict(data.conversion)} if data.conversion else {}

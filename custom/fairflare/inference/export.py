@@ -39,6 +39,7 @@ from fairflare.inference.modules import Line, Pixels, Rows, Temperature, Whole
 from fairflare.inference.predict import about
 from fairflare.networks.volumes import Windowed
 from fairflare.report import REPORT
+from fairflare.tasks.own.bundle import BundleTask
 from fairflare.trainers.base import Trainer
 
 MODULES = "scripts.modules"
@@ -244,10 +245,10 @@ def write_bundle(opened: Opened, whole: WholeModel, folder: Path) -> list[str]:
         raise UserError(f"bundle: task {opened.config.task} reads its files in a way of its own; use another format")
     for name in ("configs", "models", "scripts", "docs"):
         (folder / name).mkdir()
-    _save_weights(opened, folder / "models" / STATE)
+    _save_weights(opened.network, folder / "models" / STATE)
     network, needed = _network(opened)
     save_json(folder / "configs" / "inference.json", _inference(opened, whole, network))
-    save_json(folder / "configs" / "metadata.json", _metadata(opened, whole))
+    save_json(folder / "configs" / "metadata.json", _metadata(opened, list(whole.example.shape[1:])))
     save_text(folder / "scripts" / "__init__.py", "# SPDX-License-Identifier: Apache-2.0\n")
     for name in COPIED:
         save_text(folder / "scripts" / Path(name).name, copied(name))
@@ -342,10 +343,9 @@ def _check_plain(content: Any, *, targets: bool = False) -> None:
         expected("bundle", fits, "names and values that do not begin with $, @ or %; use another format", content)
 
 
-def _metadata(opened: Opened, whole: WholeModel) -> dict[str, Any]:
+def _metadata(opened: Opened, shape: list[int]) -> dict[str, Any]:
     known, about = versions(), opened.about
     images, kind = opened.task.image_inputs(), opened.task.kind
-    shape = list(whole.example.shape[1:])
     image = {
         "type": "image" if images is not None else "tabular",
         "format": "magnitude" if images is not None else "numbers",
@@ -406,6 +406,8 @@ def export_model(opened: Opened, form: str, folder: Path) -> list[str]:
     save_json(folder / MARK, {**about(opened), "format": form})
     if form == "state-dict":
         return [*opened.remarks, *_state_dict(opened, folder)]
+    if form == "bundle" and isinstance(opened.task, BundleTask):
+        return [*opened.remarks, *_bundle_again(opened, opened.task, folder)]
     whole, images = whole_model(opened), opened.task.image_inputs()
     if form == "bundle" and images is not None and images.volumes:
         raise UserError("bundle: reads images and tables, no volumes; use --format torchscript, onnx or state-dict")
@@ -417,16 +419,33 @@ def export_model(opened: Opened, form: str, folder: Path) -> list[str]:
     return [*opened.remarks, *whole.remarks, *said]
 
 
+def _bundle_again(opened: Opened, task: BundleTask, folder: Path) -> list[str]:
+    """The bundle that the run began as, with its model; returns remarks."""
+    from fairflare.inference import bundle_again
+
+    for name in ("configs", "models", "docs"):
+        (folder / name).mkdir()
+    inside = opened.network.network if isinstance(opened.network, Windowed) else opened.network
+    _save_weights(inside, folder / "models" / STATE)
+    for name, content in bundle_again.configurations(opened).items():
+        save_json(folder / "configs" / name, content)
+    about_it = _metadata(opened, list(task.input_shape)) | {"network_data_format": bundle_again.data_format(task)}
+    save_json(folder / "configs" / "metadata.json", about_it)
+    text = "files as the bundle's transforms take them"
+    save_text(folder / "docs" / "README.md", card(opened, bundle_again.HOW, text, "logits; masks or a table", ()))
+    return ["thresholds and recalibration are not in it"] if opened.adjustment else []
+
+
 def _state_dict(opened: Opened, folder: Path) -> list[str]:
-    _save_weights(opened, folder / STATE)
+    _save_weights(opened.network, folder / STATE)
     how = ["```python", 'network.load_state_dict(torch.load("model.pt", weights_only=True))', "```"]
     inputs = "as the network takes them: preprocessing, recalibration and thresholds are not in the file"
     save_text(folder / CARD, card(opened, how, inputs, "logits", ()))
     return ["the file holds the network's entries alone: no preprocessing, no recalibration"]
 
 
-def _save_weights(opened: Opened, path: Path) -> None:
-    model = {key: value.detach().cpu().clone() for key, value in opened.network.state_dict().items()}
+def _save_weights(network: nn.Module, path: Path) -> None:
+    model = {key: value.detach().cpu().clone() for key, value in network.state_dict().items()}
     write_atomically(path, lambda file: torch.save(model, file))
 
 

@@ -44,11 +44,15 @@ class Windowed(nn.Module):
     Args:
         network: (N, C, *patch) -> (N, structures, *patch).
         patch: voxels along each axis; an input of this shape, and any in training, passes through at once.
+        overlap: of neighbouring windows, as a share.
+        mode: how their answers are weighted: "gaussian" or "constant".
     """
 
-    def __init__(self, network: nn.Module, patch: Sequence[int]) -> None:
+    def __init__(
+        self, network: nn.Module, patch: Sequence[int], overlap: float = OVERLAP, mode: str = "gaussian"
+    ) -> None:
         super().__init__()
-        self.network, self.patch = network, tuple(patch)
+        self.network, self.patch, self.overlap, self.mode = network, tuple(patch), overlap, mode
 
     def forward(self, x: Tensor) -> Tensor:
         """(N, C, X, Y, Z), no edge below the patch's -> (N, structures, X, Y, Z)."""
@@ -57,7 +61,7 @@ class Windowed(nn.Module):
             return found
         from monai.inferers import sliding_window_inference
 
-        whole: Any = sliding_window_inference(x, self.patch, WINDOWS, self.network, OVERLAP, mode="gaussian")
+        whole: Any = sliding_window_inference(x, self.patch, WINDOWS, self.network, self.overlap, mode=self.mode)
         return cast(Tensor, whole)
 
 

@@ -6,7 +6,10 @@ Relative paths of a file start at its folder. Every run writes its own file, ``R
 
 from __future__ import annotations
 
+import csv
 import dataclasses
+import io
+import json
 import os
 import shlex
 from collections.abc import Mapping, Sequence
@@ -14,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import yaml
-from pydantic import AliasChoices, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import AliasChoices, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticCustomError
 
@@ -107,6 +110,9 @@ class Choices(Given):
         Flag("Your own .py file or package that the run needs, for a network or build_data; repeat for more.", "FILE"),
     ] = []
     script: Annotated[Path | None, Flag("Your own training loop, on fairflare.client; FLARE runs it.", "FILE")] = None
+    bundle: Annotated[
+        Path | None, Flag("A MONAI bundle: its network, transforms, loss and optimizer on --datalists.", "DIR")
+    ] = None
     without: Annotated[Texts, Flag("A site of your own data that is left out; repeat for more.", "SITE")] = []
     plan: Annotated[Path | None, Flag("Defaults that `fairflare plan` made of fingerprints.", "FILE")] = None
     rounds: Annotated[int | None, Flag("Communication rounds; the preset's by default.", "N")] = None
@@ -162,6 +168,12 @@ class Choices(Given):
             chosen, own = "", self.members()
         else:
             chosen, own = own_data(self.task, self.datalists, self.kind, self.classes)
+        if self.bundle:
+            if self.script or self.task or self.plan or self.continues:
+                raise UserError("--bundle: goes with --data DIR, without --task, --script, --plan and --continue")
+            from fairflare.studies.bundle import bundled
+
+            chosen, own = bundled(self.bundle, chosen, own, values)
         planned = plan_values(self.plan, chosen, {**values, **({"best_by": "none"} if folds else {})})
         values = without_sites(united(beneath(own, values), planned), self.without)
         return chosen, {"rounds": self.rounds, "sites": self.sites, "values": values}
@@ -256,13 +268,142 @@ class RunFile(Run, Place):
     no_cache: bool = False
     out: Path | None = None
 
-    def beneath(self, given: Mapping[str, Any]) -> RunFile:
+    def beneath(self, given: Mapping[str, Any]) -> Self:
         """This under what is ``given``: settings win one by one, lists go on, all else is replaced."""
         found = dict(given)
         for name, value in given.items():
             if isinstance(own := getattr(self, name), (dict, list)):
                 found[name] = {**own, **value} if isinstance(own, dict) else [*own, *value]
         return self.model_copy(update=found)
+
+
+Words = Annotated[
+    list[str], BeforeValidator(lambda given: [*map(as_text, given)] if isinstance(given, list) else given)
+]
+
+
+class ColumnRule(Given):
+    """How every hospital's table codes a column; a plain number without any key.
+
+    Attributes:
+        unit: of its numbers, in words.
+        usual: lowest and highest of what nine patients in ten have, in that unit: by it a site's other unit is seen.
+        range: lowest and highest that can be; what is beyond counts as the nearer.
+        codes: cells of a category, or cell -> meaning.
+        yes: cells that count as 1.
+        no: cells that count as 0.
+        since: the column of dates that days are counted from.
+        empty: cells that count as missing, such as 999.
+    """
+
+    unit: str = ""
+    usual: tuple[float, float] | None = None
+    range: tuple[float, float] | None = None
+    codes: Words | dict[str, str] = []
+    yes: Words = []
+    no: Words = []
+    since: str = ""
+    empty: Words = []
+
+    @model_validator(mode="after")
+    def _checked(self) -> Self:
+        if self.usual and not self.usual[0] < self.usual[1]:
+            raise UserError(f"usual: expected [lowest, highest], got {shown(list(self.usual))}")
+        return self
+
+    def option(self) -> dict[str, Any]:
+        """What the option ``columns`` of a table's task says of it, see ``data.table_columns``."""
+        kind = "category" if self.codes else "yes_no" if self.yes or self.no else "days" if self.since else "number"
+        own = {"levels": [*self.codes]} if self.codes else {"yes": self.yes, "no": self.no} if kind == "yes_no" else {}
+        own |= {"since": self.since} if self.since else {}
+        own |= {"range": [*self.range]} if self.range else {}
+        return {"kind": kind, **own, **({"codes": self.empty} if self.empty else {})}
+
+
+class FederationFile(RunFile):
+    """A run file that says, too, which hospitals there are and what their data mean: one file for all of them.
+
+    Attributes:
+        sites: the hospitals' names, or a number of sites.
+        outcome: the column of the outcome; or option -> column, where a task has several.
+        columns: feature -> how it is coded, at every hospital.
+        groups: features with ``codes`` by which patients are grouped.
+        min_count: the fewest patients of a group whose numbers leave a hospital.
+    """
+
+    sites: int | Texts | None = None  # type: ignore[assignment]  # a number of sites is one, too
+    outcome: str | dict[str, str] | None = None
+    columns: dict[str, Annotated[ColumnRule, BeforeValidator(lambda given: {} if given is None else given)]] = {}
+    groups: Texts = []
+    min_count: int | None = None
+
+    @model_validator(mode="after")
+    def _settled(self) -> Self:
+        """Say by a task's and a run's settings what the file's own keys say."""
+        own: dict[str, str] = {}
+        if isinstance(self.sites, list):
+            odd = next((one for one in self.sites if not SITE.fullmatch(one) or self.sites.count(one) > 1), None)
+            expected("sites", odd is None and bool(self.sites), "different names of letters, digits, - . and _", odd)
+            own["site_names"], self.sites = ",".join(self.sites), None
+        if self.outcome is not None:
+            own |= {"label": self.outcome} if isinstance(self.outcome, str) else self.outcome
+        if self.columns:
+            with io.StringIO() as line:
+                csv.writer(line, lineterminator="").writerow(self.columns)
+                own["features"] = line.getvalue()
+            rules = {name: rule.option() for name, rule in self.columns.items()}
+            plain = {"kind": "number"}
+            own["columns"] = json.dumps({name: rule for name, rule in rules.items() if rule != plain})
+        for name in self.groups:
+            coded = name in self.columns and bool(self.columns[name].codes)
+            expected("groups", coded, "columns with codes", name)
+        if self.groups:
+            own["attribute_values"] = "; ".join(f"{name}={'|'.join(self.columns[name].codes)}" for name in self.groups)
+        if self.min_count is not None:
+            own["run.min_count"] = str(self.min_count)
+        if own:
+            self.values = {**united(self.values, own)}
+        return self
+
+    @property
+    def hospitals(self) -> list[str]:
+        """The sites' names; [] where the file names none."""
+        return [name for name in self.values.get("site_names", "").split(",") if name]
+
+
+def federation_text(described: Mapping[str, Any], sites: Sequence[str]) -> str:
+    """A federation's file to be read and completed, of what ``fairflare init`` has found of one's own data.
+
+    Args:
+        described: the content of ``dataset.json``.
+    """
+    options = described["options"]
+    content: dict[str, Any] = {"method": "fedism-plus", "rounds": 20, "sites": [*sites], "kind": described["kind"]}
+    content |= {"classes": [*described["classes"]]} if described["classes"] else {}
+    if "features" in options:
+        rules = json.loads(options.get("columns") or "{}")
+        names = next(csv.reader([options["features"]], skipinitialspace=True))
+        content |= {"outcome": options["label"], "columns": {name: _rule(rules.get(name, {})) for name in names}}
+        content["set"] = {key: value for key, value in options.items() if key not in ("label", "features", "columns")}
+    else:
+        content["set"] = dict(options)
+    content = {**content, "min_count": 10}
+    if not content["set"]:
+        del content["set"]
+    head = [
+        "# One file for all hospitals: complete the sites, and each number's unit and usual: [lowest, highest].",
+        "# A hospital checks its data: fairflare preflight local/fairflare_site.yaml --federation federation.yaml",
+        "# The lead makes the job: fairflare export federation.yaml --out job",
+    ]
+    return "\n".join((*head, yaml.safe_dump(content, sort_keys=False, allow_unicode=True)))
+
+
+def _rule(found: Mapping[str, Any]) -> dict[str, Any]:
+    """A column's rule of what the option ``columns`` says of it."""
+    rule = {"empty" if key == "codes" else "codes" if key == "levels" else key: one for key, one in found.items()}
+    number = rule.pop("kind", "number") == "number"
+    rule.pop("missing", None)
+    return ({"unit": ""} if number else {}) | rule
 
 
 def names_of(name: str, field: FieldInfo) -> list[str]:
@@ -279,11 +420,11 @@ def _at(home: Path, value: Any) -> Any:
     return home / value if isinstance(value, Path) else value
 
 
-def read_run_file(path: Path) -> RunFile:
+def read_run_file(path: Path) -> FederationFile:
     """The run that a YAML file describes; UserError, which names file, key, what was expected and what came."""
     where, content = f"run file {path.name}", read_yaml(path)
     expected(where, "method" in content, "the key 'method'", list(content))
-    return RunFile.read(content, where, path.resolve().parent)
+    return FederationFile.read(content, where, path.resolve().parent)
 
 
 def read_yaml(path: Path, what: str = "run file") -> dict[str, Any]:

@@ -109,9 +109,9 @@ class Reader:
         return masks.to(torch.uint8)
 
 
-def stored(source: Source) -> np.ndarray:
-    """float32 (C, H, W): the values of a mask as stored; DataError: "unreadable", "not_2d" or "nonfinite"."""
-    return _slice(source, mask=True).pixels
+def stored(source: Source, *, mask: bool = True) -> np.ndarray:
+    """float32 (C, H, W): the values of a mask or an image as stored; DataError: "unreadable", "not_2d", "nonfinite"."""
+    return _slice(source, mask=mask).pixels
 
 
 @dataclass(frozen=True)
