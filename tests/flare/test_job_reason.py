@@ -9,8 +9,8 @@ from nvflare.apis.event_type import EventType
 from nvflare.apis.fl_constant import FLContextKey, SystemComponents
 from nvflare.apis.fl_context import FLContextManager
 from nvflare.apis.impl.job_def_manager import SimpleJobDefManager
-from nvflare.apis.server_engine_spec import ServerEngineSpec
 from nvflare.apis.job_def import RunStatus
+from nvflare.apis.server_engine_spec import ServerEngineSpec
 from nvflare.apis.workspace import Workspace
 from nvflare.app_common.storages.filesystem_storage import FilesystemStorage
 
