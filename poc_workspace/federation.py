@@ -78,7 +78,7 @@ def stores(local: str, folder: str) -> None:
     settings = _resources(Path(local))
     for text, key in STORES.items():
         for holder in _holders(settings, key, text):
-            holder[key] = str(Path(folder) / text)
+            holder[key] = str(Path(folder).resolve() / text)  # FLARE takes no relative one
     _write(Path(local), settings)
 
 

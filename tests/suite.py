@@ -95,6 +95,8 @@ DEPLOYED = {
     "provisioned": "hospitals",
     "relay": "hospitals",
     "life": "hospitals",
+    "page": "hospitals",
+    "cut": "hospitals",
 }
 """The files test_deploy_*, in the order in which they come, before all others: file -> group, which one worker runs.
 

@@ -74,12 +74,9 @@ class Site:
 
 
 def in_config(**values):
-    """A change of the run's configuration at both of its places."""
+    """A change of the run's configuration."""
 
     def change(content):
-        for chain in content["task_result_filters"]:
-            for entry in chain["filters"]:
-                entry["args"]["config"].update(copy.deepcopy(values))
         content["executors"][0]["executor"]["args"]["config"].update(copy.deepcopy(values))
 
     return change
@@ -268,7 +265,7 @@ OTHER = {"path": SVT, "args": {}}
         (changed(("executors", 0, "tasks"), ["*"]), "executors: tasks: expected names of tasks"),
         (changed(("executors", 0, "tasks"), [1]), "executors: tasks: expected names of tasks"),
         (changed((*EXE, "disabled"), True), "executor: expected id, path and args"),
-        (changed((*FIRST, "filters", -1, "disabled"), True), "last: expected id, path and args"),
+        (changed((*FIRST, "filters", -1, "disabled"), True), f"{EGRESS}: expected no arguments"),
         (changed((*FIRST, "direction"), "OUT"), f"expected one chain that ends with {EGRESS}, got 0"),
         (changed(("components",), [{"id": "x", "path": EXECUTOR, "args": {"config": {}}}]), "configuration, got 'anot"),
         (changed(("components",), [{"path": SVT, "class_path": "os.system"}]), "classes that this site allows"),
@@ -279,7 +276,7 @@ OTHER = {"path": SVT, "args": {}}
          f"task_result_filters: train: expected one chain that ends with {EGRESS}, got 0"),
         (lambda c: c["task_result_filters"].append(c["task_result_filters"][0]), "got 2"),
         (lambda c: c["task_result_filters"][0]["filters"].append(OTHER), f"last: expected {EGRESS}"),
-        (changed((*FIRST, "filters", 0, "args", "config", "min_count"), 0), "expected the executor's configuration"),
+        (changed((*FIRST, "filters", 0, "args", "config"), {}), f"{EGRESS}: expected no arguments"),
         (changed((*FIRST, "filters"), []), "filters: expected a list"),
         (changed(("components",), [{"id": "x", "path": "fairflare.cli.main.main", "args": {}}]), "that this site"),
         (changed(("components",), [{"id": "x", "name": "NPTrainer", "args": {}}]), "classes that this site allows"),

@@ -34,11 +34,14 @@ from quality_tree import write_tree
 
 SMALL = {"images_per_site": 60, "test_images": 20, "site_test_images": 20}
 FEWER = {"ich-phantom": {"images": 240}, "brain-seg": {"images": 160, "size": 32}, "ist": {"least": 100}}
+DEPLOYMENT = "tests/flare/test_deploy_page.py"
 ELSEWHERE = {
     r"make demo(-imaging)?": "tests/docs/test_printed_commands.py::test_make_runs_what_it_says",
     r"make test": "tests/docs/test_printed_commands.py::test_make_runs_what_it_says",
     r"python jobs/\w+/job.py( --production --export --export-dir \S+)?$": "tests/flare/test_jobs.py",
     r"python jobs/export_research.py": "tests/flare/test_jobs.py",
+    r"fairflare (preflight sites/|(run fedism-plus|export fedavg) --task support2:dirichlet )": DEPLOYMENT,
+    r"python poc_workspace/federation.py |nvflare (--format json job submit|system (status|shutdown all)) ": DEPLOYMENT,
     r"nvflare job submit": "tests/flare/test_deploy_poc.py",
     r"nvflare job (wait|download)": "tests/flare/test_deploy_poc.py",
     r"KIT/startup/fl_admin.sh": "tests/flare/test_deploy_poc.py",

@@ -149,6 +149,48 @@ class Federation:
         return set(self.kits.glob("localhost/fairflare_state/*"))
 
 
+def blocks(page):
+    """What the first line of each of a page's blocks of commands says -> the block, in the page's order."""
+    text = (ROOT / "docs" / page).read_text(encoding="utf-8")
+    return {name: block for block, name in re.findall(r"```bash\n(# (.*?)[:.].*?)```", text, re.DOTALL)}
+
+
+class Hub(Federation):
+    """A federation in whose folder the commands of a page are typed."""
+
+    def type(self, block):
+        """Run a block of commands; what they print. Processes that stay hold no pipe of it."""
+        said = self.folder / "said.txt"
+        path = os.pathsep.join(map(str, (self.folder / "bin", self.python.parent, self.cli["PATH"])))
+        with said.open("w") as file:
+            done = subprocess.run(
+                ["bash", "-euo", "pipefail", "-c", block], cwd=self.folder, env={**self.cli, "PATH": path},
+                stdout=file, stderr=file, stdin=subprocess.DEVNULL, timeout=LIMIT,
+            )  # fmt: skip
+        assert done.returncode == 0, said.read_text()[-3000:]
+        return said.read_text()
+
+    def commands(self):
+        """``fairflare`` and ``nvflare`` as the pages have them."""
+        (self.folder / "bin").mkdir()
+        for name, command in (
+            ("fairflare", f"{sys.executable} -m fairflare"),
+            ("nvflare", f"{self.python} -m nvflare.cli"),
+        ):
+            (self.folder / "bin" / name).write_text(f'#!/bin/sh\nexec {command} "$@"\n')
+            (self.folder / "bin" / name).chmod(0o700)
+
+    def begin(self, *names):
+        """Start kits, and wait until the server has them."""
+        before = {name: self.registered(name) for name in names}
+        for name in names:
+            self.type(f"cd {self.kits / name} && ./startup/start.sh")
+        until(lambda: all(self.registered(name) > before[name] for name in names if name != "localhost"))
+
+    def registered(self, name):
+        return self.registrations(name) if (self.kits / name / "log.txt").is_file() else 0
+
+
 def processes():
     """poc_workspace/federation.py as a module."""
     spec = importlib.util.spec_from_file_location("poc_workspace_federation", SCRIPTS / "federation.py")

@@ -2,14 +2,10 @@
 """A federation's life by the commands of docs/life.md: late, renewed, replaced, left and new hospitals."""
 
 import json
-import os
-import re
 import shutil
-import subprocess
-import sys
 
 import pytest
-from federation_processes import LIMIT, ROOT, Federation, check_run, until
+from federation_processes import Hub, blocks, check_run
 
 from fairflare.cli.main import main
 from fairflare.engine.audit import verify
@@ -20,13 +16,6 @@ from own_folder import write_tables
 pytestmark = pytest.mark.deploy
 SITES = ["hospital-a", "hospital-b", "hospital-c", "hospital-d"]
 SETTINGS = {"label": "outcome", "features": "age,score", "attribute_values": "sex=f|m"}
-PAGE = (ROOT / "docs" / "life.md").read_text()
-
-
-def blocks():
-    """What the first line of each of the page's blocks says -> the block."""
-    found = re.findall(r"```bash\n(# (.*?)[:.].*?)```", PAGE, re.DOTALL)
-    return {name: block for block, name in found}
 
 
 def in_this_process(*words):
@@ -35,49 +24,17 @@ def in_this_process(*words):
     assert not stop.value.code
 
 
-class Hub(Federation):
-    """The federation's folder, in which the commands of the page are typed."""
-
-    def type(self, block):
-        """Run a block of commands; what they print. Processes that stay hold no pipe of it."""
-        said = self.folder / "said.txt"
-        path = os.pathsep.join(map(str, (self.folder / "bin", self.python.parent, self.cli["PATH"])))
-        with said.open("w") as file:
-            done = subprocess.run(
-                ["bash", "-euo", "pipefail", "-c", block], cwd=self.folder, env={**self.cli, "PATH": path},
-                stdout=file, stderr=file, stdin=subprocess.DEVNULL, timeout=LIMIT,
-            )  # fmt: skip
-        assert done.returncode == 0, said.read_text()[-3000:]
-        return said.read_text()
-
-    def commands(self):
-        """``fairflare`` and ``nvflare`` as the page has them."""
-        (self.folder / "bin").mkdir()
-        for name, command in (
-            ("fairflare", f"{sys.executable} -m fairflare"),
-            ("nvflare", f"{self.python} -m nvflare.cli"),
-        ):
-            (self.folder / "bin" / name).write_text(f'#!/bin/sh\nexec {command} "$@"\n')
-            (self.folder / "bin" / name).chmod(0o700)
+class Living(Hub):
+    """The federation of the page."""
 
     def site_file(self, site):
         own = f"data_root: {self.folder / 'tables'}\ndatalist: {site}.csv\nmin_count: 10\n"
         (self.kits / site / "local" / "fairflare_site.yaml").write_text(own)
 
-    def begin(self, *names):
-        """Start kits, and wait until the server has them."""
-        before = {name: self.registered(name) for name in names}
-        for name in names:
-            self.type(f"cd {self.kits / name} && ./startup/start.sh")
-        until(lambda: all(self.registered(name) > before[name] for name in names if name != "localhost"))
-
-    def registered(self, name):
-        return self.registrations(name) if (self.kits / name / "log.txt").is_file() else 0
-
 
 @pytest.fixture
 def hub(tmp_path):
-    made = Hub("provisioned.sh", tmp_path / "hub")
+    made = Living("provisioned.sh", tmp_path / "hub")
     try:
         made.sh("prepare")
         made.commands()
@@ -96,7 +53,7 @@ def hub(tmp_path):
 
 def test_the_commands_of_the_page(hub, tmp_path, monkeypatch):
     """Three hospitals, one of them late; one leaves, a fourth comes, rounds are added, and the rest goes on."""
-    page, run = blocks(), hub.folder / "run"
+    page, run = blocks("life.md"), hub.folder / "run"
     hub.begin("localhost", "hospital-a", "hospital-b")
     said = hub.type(page["The first segment"])
     assert "not connected, so that the job starts without: hospital-c; the next segment takes them up" in said

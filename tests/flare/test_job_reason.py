@@ -9,11 +9,13 @@ from nvflare.apis.event_type import EventType
 from nvflare.apis.fl_constant import FLContextKey, SystemComponents
 from nvflare.apis.fl_context import FLContextManager
 from nvflare.apis.impl.job_def_manager import SimpleJobDefManager
+from nvflare.apis.job_def import RunStatus
 from nvflare.apis.server_engine_spec import ServerEngineSpec
 from nvflare.apis.workspace import Workspace
 from nvflare.app_common.storages.filesystem_storage import FilesystemStorage
 
-from fairflare.flare import deploy, job_reason, simulate
+from fairflare.engine.files import LOCAL_LOG
+from fairflare.flare import deploy, job_reason, kit_dates, simulate
 from fairflare.flare.controller import FairController
 from fairflare.flare.job_reason import JobReason
 
@@ -48,7 +50,8 @@ def test_the_reason_of_a_failed_job_is_in_its_meta_data(tmp_path):
     controller, inside = FairController({}), context_of(engine, job)
     inside.set_prop(FLContextKey.EVENT_DATA, REASON)
     controller.handle_event(EventType.FATAL_SYSTEM_ERROR, inside)
-    assert ended(engine, job) == {"job_id": job, "status": "RUNNING", "fairflare_reason": REASON}
+    told = f"{REASON.partition(': ')[2]}; traceback in 0123/app_SITE/{LOCAL_LOG} of that site's kit"
+    assert ended(engine, job) == {"job_id": job, "status": "RUNNING", "fairflare_reason": told}
     assert not [path for path in tmp_path.iterdir() if path.is_file()], "nothing is left for a job of the same name"
 
 
@@ -58,10 +61,20 @@ def test_a_job_that_has_not_failed_keeps_its_meta_data(tmp_path):
     assert ended(engine, job) == {"job_id": job}
 
 
+def test_a_job_whose_process_dies_without_a_word_says_so_and_where_its_log_is(tmp_path):
+    engine, job = engine_in(tmp_path), "0123"
+    died = {"job_id": job, "status": RunStatus.FINISHED_EXECUTION_EXCEPTION.value}
+    engine.store.create_object(engine.jobs.job_uri(job), b"", died)
+    told = f"{job_reason.WORDLESS}; log: nvflare job download 0123"
+    assert ended(engine, job) == {**died, "fairflare_reason": told}
+
+
 def test_the_parent_process_needs_no_library_for_it():
     """The server's own process loads what it names in resources.json, not PyTorch."""
-    source = Path(job_reason.__file__).read_text(encoding="utf-8")
-    assert set(re.findall(r"^from (\w+)", source, re.M)) == {"__future__", "pathlib", "nvflare"}
+    source = "".join(Path(one.__file__).read_text(encoding="utf-8") for one in (job_reason, kit_dates))
+    named = {"__future__", "pathlib", "nvflare", "fairflare", "datetime", "cryptography"}
+    assert set(re.findall(r"^from (\w+)", source, re.M)) == named
+    assert set(re.findall(r"^from (fairflare\S+)", source, re.M)) == {"fairflare.flare.kit_dates"}
 
 
 def test_a_simulation_s_tracebacks_are_brought_home(tmp_path):

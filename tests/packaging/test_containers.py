@@ -2,6 +2,7 @@
 """Container and cluster files against FLARE's own kits; test_deploy_provisioned.py runs what compose.yaml starts."""
 
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -94,6 +95,45 @@ def test_the_server_s_image_has_no_cuda_and_every_other_package(tmp_path):
     assert len(entry.sub("", (tmp_path / "others.txt").read_text()).strip()) == 0, "no half entry"
     (cpu,) = re.findall(r"^torch==(\S+)\+cpu --hash=sha256:[0-9a-f]{64}$", (HERE / "torch-cpu.txt").read_text(), re.M)
     assert f"torch=={cpu} " in (ROOT / "requirements.lock.txt").read_text()
+
+
+def composition(text):
+    """What a parser of the compose specification makes of ``text``, once the shell's variables have values."""
+    compose_spec = pytest.importorskip("compose_spec")
+    whole = yaml.safe_load(re.sub(r"\$\{[A-Z_]+:[?-][^}]*\}", "/kits", text))  # anchors are YAML's business
+    return compose_spec.PyCompose.from_yaml(yaml.safe_dump(whole))
+
+
+def test_the_composition_is_one_by_its_specification():
+    text = (HERE / "compose.yaml").read_text()
+    assert sorted(composition(text).service_names()) == sorted(["server", *SITES])
+    for right, wrong in (
+        ("cap_drop: [ALL]", "cap_drop: 3"),
+        ("read_only: true", "read_onyl: true"),
+        ("restart: ", "restart: x"),
+    ):
+        with pytest.raises(ValueError):
+            composition(text.replace(right, wrong))
+
+
+def test_a_site_starts_by_one_command_as_the_composition_starts_it():
+    """Docker's client takes its options; no daemon is there to start it."""
+    page = (ROOT / "docs" / "operations.md").read_text()
+    (command,) = re.findall(r"^```bash\n(docker run .*?)```", page, re.M | re.S)
+    words = shlex.split(command.replace("\\\n", " "))
+    service = yaml.safe_load((HERE / "compose.yaml").read_text())["services"]["hospital-a"]
+    given = lambda option: [words[k + 1] for k, word in enumerate(words) if word == option]  # noqa: E731
+    assert words[-1] == service["image"] and "--read-only" in words
+    assert (given("--cap-drop"), given("--security-opt"), given("--tmpfs")) == (
+        service["cap_drop"], service["security_opt"], service["tmpfs"],
+    )  # fmt: skip
+    inside = [one.partition("}")[2] for one in service["volumes"]]
+    assert [one[one.index(":") :] for one in given("--volume")] == [one[one.index(":") :] for one in inside]
+    if not (docker := shutil.which("docker")):
+        pytest.skip("no docker client")
+    nowhere = [docker, "--host", "tcp://127.0.0.1:9", "create", *(word for word in words[2:] if word != "--detach")]
+    said = subprocess.run(nowhere, capture_output=True, text=True, timeout=60).stderr
+    assert "annot connect to the Docker daemon" in said and "unknown flag" not in said, said
 
 
 def test_the_image_lints_clean():

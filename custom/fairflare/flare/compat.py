@@ -7,6 +7,7 @@ imported by the functions that need them: sites carry this file, too.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from inspect import signature
 from pathlib import Path
@@ -63,6 +64,32 @@ def harden_client(check_job_id: Any) -> None:
 
     SHELL_CMD_VALIDATORS.clear()  # "cat" shows any file, and it is the server that says who asks
     Workspace._check_job_id = staticmethod(check_job_id)  # the folder of a job "local" could be deleted
+
+
+def signs_of_life(communicator: Any) -> dict[str, float]:
+    """Site -> the monotonic second in which FLARE's server last heard of its job, kept up to date.
+
+    Private: FLARE tells a controller of a site that is silent only once the site's own client has reported it.
+    """
+    heard: dict[str, float] = {}
+    take = communicator.client_is_active
+
+    def note(client_name: str, *others: Any, **options: Any) -> None:
+        heard[client_name] = time.monotonic()
+        take(client_name, *others, **options)
+
+    communicator.client_is_active = note
+    return heard
+
+
+def resend_after(runner: Any, seconds: float) -> None:
+    """Have a site's job ask, or send its answer, again when the server's reply is that late; FLARE waits 300 seconds.
+
+    A reply that a broken connection has lost never comes. FLARE takes one value per job, and updates differ in size.
+    """
+    for name in ("get_task_timeout", "submit_task_result_timeout"):
+        if hasattr(runner, name):
+            setattr(runner, name, seconds)
 
 
 def job_of(recipe: Any) -> Any:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import gc
+import math
 import shutil
 import tempfile
 import time
@@ -40,7 +41,7 @@ from fairflare.engine.setup.parts import build_parts
 from fairflare.engine.setup.weights import find
 from fairflare.engine.straggler_policy import EarlyEnd, Ending
 from fairflare.flare import paths
-from fairflare.flare.compat import ENABLE, ROOT, LazyRef
+from fairflare.flare.compat import ENABLE, ROOT, LazyRef, signs_of_life
 from fairflare.flare.credentials import OF_SERVER, log_signer, server_credentials
 from fairflare.flare.job_reason import leave_reason
 from fairflare.flare.tracking import Tracking
@@ -81,6 +82,8 @@ class SentTasks(list[ClientTask]):
             super().append(one)
 
 
+SILENT = 25.0
+"""Seconds after which a site whose job says nothing is named: a job sends a sign of life every ten."""
 PROGRESS = "fairflare"
 """The group of a job's statistics, and its one entry, that say how far a run is: "train, round 3 of 40"."""
 
@@ -110,15 +113,38 @@ class FairController(ModelController):
         self._early_end = EarlyEnd()
         self._begun = False
         self._at = "start"
+        self._heard: dict[str, float] = {}
+        self._silent: set[str] = set()
         self._asked: frozenset[str] = frozenset()  # of an evaluation; empty: everyone who is connected
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
         """Tell whoever asks how far the run is, and leave word why it failed."""
         super().handle_event(event_type, fl_ctx)
         if event_type == InfoCollector.EVENT_TYPE_GET_STATS:
-            fl_ctx.get_prop(InfoCollector.CTX_KEY_STATS_COLLECTOR).set_info(PROGRESS, {PROGRESS: self._at})
+            fl_ctx.get_prop(InfoCollector.CTX_KEY_STATS_COLLECTOR).set_info(PROGRESS, {PROGRESS: self._where()})
         elif event_type == EventType.FATAL_SYSTEM_ERROR and not paths.is_named():
             leave_reason(fl_ctx)
+
+    def set_communicator(self, communicator: Any) -> None:
+        """As FLARE's; from now on it is noted when a site was last heard of."""
+        super().set_communicator(communicator)
+        self._heard = signs_of_life(communicator)
+
+    def _where(self) -> str:
+        """How far the run is, and which sites it waits for in vain."""
+        return "; nothing is heard of ".join((self._at, *([", ".join(sorted(self._silent))] if self._silent else [])))
+
+    def _name_silent(self, awaited: set[str]) -> None:
+        """Name each site that is awaited and silent, and each that is back, once."""
+        silent = {site for site in awaited if time.monotonic() - self._heard.get(site, math.inf) > SILENT}
+        for site in sorted(silent - self._silent):
+            self.warning(
+                f"{site}: nothing heard of its job for {SILENT:g} seconds: its machine, its client or the way to it is "
+                f"down; the {self._at} waits for it up to {self._task_timeout} seconds"
+            )
+        for site in sorted(awaited & self._silent - silent):
+            self.info(f"{site}: heard of again")
+        self._silent = silent
 
     def broadcast(self, task: Task, fl_ctx: FLContext, *others: Any, **options: Any) -> None:
         """As FLARE's; errors that come in place of a result are answers, too."""
@@ -238,6 +264,8 @@ class FairController(ModelController):
                 raise RunFailed("the job was aborted")
             time.sleep(self.task_check_period)
             checks += 1
+            if self.env != "sim":
+                self._name_silent(awaited - {answer.site for answer in self._inbox})
             if large:
                 gc.collect()  # messages that have arrived wait in cycles of references, with all that they carried
         if may_end:  # nothing of this exchange stands when the next one begins

@@ -22,12 +22,14 @@ from nvflare.tool.poc.poc_commands import get_poc_workspace
 
 from fairflare.core.errors import RunFailed, UserError
 from fairflare.engine.audit import Tail
-from fairflare.engine.files import AUDIT, CHECKPOINT, LOCAL_LOG
+from fairflare.engine.files import AUDIT, CHECKPOINT
 from fairflare.engine.history import COUNTERSIGNED
 from fairflare.engine.setup.assembly import site_names
 from fairflare.engine.setup.config import RunConfig
 from fairflare.flare.compat import admin_of, open_session
 from fairflare.flare.controller import PROGRESS
+from fairflare.flare.job_reason import with_place
+from fairflare.flare.kit_dates import out_of_date
 from fairflare.flare.paths import RESULT
 from fairflare.flare.recipe import SITES_POLL, FairRecipe
 from fairflare.flare.simulate import LOG
@@ -196,7 +198,7 @@ def _reason(meta: Mapping[str, Any], folder: Path) -> str:
     reason = _last_entry(folder).get("reason") or "; ".join(_refusals(meta)) or _last_error(folder / LOG)
     reason = reason or "".join(_waits(meta)[-1:]) or "no reason given"
     if "site_error" in reason:
-        reason += f"; traceback in {meta.get('job_id')}/app_SITE/{LOCAL_LOG} of that site's kit"
+        reason = with_place(reason, meta.get("job_id"))
     return f"{meta.get('status')}: {reason}" + (f"; {ABORTED}" if reason.endswith("the job was aborted") else "")
 
 
@@ -259,6 +261,8 @@ class Server:
         try:
             self._open()
         except api_spec.NoConnection:
+            if problem := out_of_date(self._kit):
+                raise UserError(f"{self._kit}: {problem}") from None
             raise RunFailed(f"the server of {self._kit} cannot be reached within {CONNECT:g} seconds") from None
         return self
 

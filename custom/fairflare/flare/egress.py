@@ -31,6 +31,8 @@ META = wire.META | {"fairflare", MetaKey.INITIAL_METRICS}
 """What an answer's meta may hold; FLARE adds what it needs on its own way."""
 OF_FILTERS = frozenset({MetaKey.FILTER_HISTORY, "svt_privacy_budget", "svt_privacy_accountant"})
 """What FLARE's own filters, a site's ``privacy.json``, note in the meta before this one: it stays behind."""
+CONFIG = "fairflare_config"
+"""Property of a job's context at a site: its executor's configuration, the one that the site's app has."""
 MASK = "fairflare_mask"
 """Property of a task's context: from an answer to the one that may leave, in a run with secure sums."""
 SIGN = "fairflare_sign"
@@ -45,8 +47,8 @@ class EgressFilter(DXOFilter):
     FLARE's own DXO filters let anything pass that they cannot read; this one refuses it.
     """
 
-    def __init__(self, config: dict[str, Any]) -> None:
-        """``config``: a ``RunConfig`` as JSON, which fixes what may leave."""
+    def __init__(self, config: dict[str, Any] | None = None) -> None:
+        """``config``: a ``RunConfig`` as JSON, which fixes what may leave; in a job that of its ``FairExecutor``."""
         super().__init__(supported_data_kinds=None, data_kinds_to_filter=None)
         self.config = config
         self._egress: Egress | None = None
@@ -86,7 +88,7 @@ class EgressFilter(DXOFilter):
     def _check(self, task: str, model: FLModel, fl_ctx: FLContext) -> None:
         if self._egress is None:
             vouch_for_code(fl_ctx)
-            config = job_config(self.config, fl_ctx)
+            config = job_config(self.config or fl_ctx.get_prop(CONFIG, {}), fl_ctx)
             own = _own(fl_ctx)
             least = stricter(own.min_count, config.min_count) if own else config.min_count
             self._egress = leaves(config, site_parts(config), least, own)

@@ -7,6 +7,7 @@ import contextlib
 import dataclasses
 import importlib
 import json
+import time
 import traceback
 from collections.abc import Mapping
 from functools import partial
@@ -34,9 +35,10 @@ from fairflare.engine.setup.at_site import build_site
 from fairflare.engine.setup.site_parts import site_parts
 from fairflare.engine.site import Site
 from fairflare.flare import wire
+from fairflare.flare.compat import resend_after
 from fairflare.flare.credentials import HEADS, OF_CLIENT, Heads, log_signer, site_credentials
-from fairflare.flare.egress import MASK, SIGN, EgressFilter
-from fairflare.flare.paths import federation_id, is_named, job_config, memory_file, vouch_for_code
+from fairflare.flare.egress import CONFIG, MASK, SIGN, EgressFilter
+from fairflare.flare.paths import STATE, federation_id, is_named, job_config, memory_file, vouch_for_code
 from fairflare.privacy.schemes import NONE
 from fairflare.privacy.statements import LAST
 
@@ -55,6 +57,16 @@ WEIGHTS = "fairflare.engine.setup.weights"
 """What reads a frozen body: likewise."""
 
 
+SLOW = 20.0
+"""Seconds after which a site's log says how long an answer was on its way."""
+RESEND, BYTES_PER_SECOND = 30.0, 100_000
+"""After how many seconds an answer is sent again, and at which rate more are granted to a large one."""
+ENDED_EARLY = (
+    "this job ends before its run: the run failed, its server has started anew and lost it, or someone aborted it; "
+    "the next segment goes on from what this site keeps (docs/life.md)"
+)
+
+
 class Aborted(Exception):
     """The federation, or the round, ended while this site was working."""
 
@@ -69,9 +81,19 @@ class FairExecutor(Executor):
         self._script: ScriptRunner | None = None
         self._claim = contextlib.ExitStack()
         self._heads: Heads | None = None
+        self._sending = 0.0
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
-        """When the job ends, stop the site's script and give its memory free for the next job."""
+        """When the job ends, stop the site's script and give its memory free for the next job; name what broke."""
+        if event_type == EventType.START_RUN:
+            fl_ctx.set_prop(CONFIG, self.config, private=True, sticky=True)
+        elif event_type == EventType.BEFORE_SEND_TASK_RESULT:
+            self._sending = time.monotonic()
+        elif event_type == EventType.AFTER_SEND_TASK_RESULT and time.monotonic() - self._sending > SLOW:
+            waited = time.monotonic() - self._sending
+            self.log_warning(fl_ctx, f"the answer took {waited:.0f} seconds: the server or the way to it was away")
+        elif event_type == EventType.ABORT_TASK:
+            self.log_warning(fl_ctx, ENDED_EARLY)
         if event_type == EventType.END_RUN:
             if self._script is not None:
                 self._script.end(fl_ctx)
@@ -87,7 +109,11 @@ class FairExecutor(Executor):
                 self._script.use(fl_ctx, abort_signal)
             foreign = task_name == wire.VALIDATE
             read = wire.validation_from_shareable if foreign else partial(wire.instruction_from_shareable, task_name)
-            answer = self._watched(site, read(shareable), fl_ctx, abort_signal)
+            instruction = read(shareable)
+            size = sum(value.nbytes for value in instruction.model.values())
+            if size:
+                resend_after(fl_ctx.get_prop(FLContextKey.RUNNER), RESEND + size / BYTES_PER_SECOND)
+            answer = self._watched(site, instruction, fl_ctx, abort_signal)
             if answer.error:
                 self.log_error(fl_ctx, f"task {task_name}: {answer.error}")
                 return make_reply(ReturnCode.EXECUTION_EXCEPTION, {wire.ERROR_HEADER: answer.error})
@@ -159,7 +185,10 @@ class FairExecutor(Executor):
             config = dataclasses.replace(config, federation=federation_id(config.federation, fl_ctx))
             memory = memory_file(config.federation, config.lineage(), fl_ctx)
             self._claim.close()  # of an attempt before that failed
-            self._claim.enter_context(claimed(memory))
+            try:
+                self._claim.enter_context(claimed(memory))
+            except PermissionError as error:
+                raise DataError("not_writable", f"{STATE}: expected a folder that this account can write") from error
             local = Path(fl_ctx.get_engine().get_workspace().get_site_config_dir())
             findings = Path(fl_ctx.get_prop(FLContextKey.APP_ROOT) or ".") / LOCAL_FINDINGS
             findings.unlink(missing_ok=True)

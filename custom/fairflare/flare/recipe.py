@@ -273,7 +273,7 @@ def _make_job(config: RunConfig, name: str, simulation: bool, preinstalled: bool
         job.to_server(writer, id="metrics_artifact_writer")
     for_sites = {**content, "options": without_weights(content["options"])}
     job.to_clients(FairExecutor(for_sites), tasks=tasks_of(config))
-    egress = EgressFilter(for_sites)
+    egress = EgressFilter()
     for task in tasks_of(
         config
     ):  # FLARE's sets of tasks are equal or disjoint, and a user's filter may be for one task alone
