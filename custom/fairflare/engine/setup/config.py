@@ -119,7 +119,7 @@ def _found(
     variant = given.get("rule.variant", given.get("trainer.variant"))
     wants = variant is not None and variant.value == "reference"
     level = given.get("run.robust", Given("robust", USUAL_LEVEL)).value
-    plain = classes["trainer"].as_published if level == "off" else {}
+    plain = registry.get_trainer(chosen.ids["trainer"]).as_published if level == "off" else {}
     found |= {f"trainer.{name}": Given(name, value) for name, value in plain.items()}
     return found | (method_defaults.reference_of(chosen.method, owners) if wants else {}) | given
 
