@@ -15,7 +15,6 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fairflare.core.errors import UserError
-from fairflare.core.extras import need
 
 NARROWEST = 1e-3
 """Between two cut points of ``Ordered``."""
@@ -61,7 +60,6 @@ def resnet18(in_channels: int, classes: int, pretrained_weights: str | None = No
             channels); its last layer is left out when it has another number of classes. None: random initialisation.
         norm: "batch" is the paper's; "instance" takes images of more than 32 pixels, "group" any.
     """
-    need("images", "model resnet18")
     from monai.networks.nets import resnet18 as build_resnet18
 
     network: nn.Module = build_resnet18(
@@ -85,7 +83,6 @@ def resnet10(in_channels: int, classes: int, norm: Norm = "batch") -> nn.Module:
     million parameters for colour images and 10 classes. The 5.43 million of the authors' network include a projection
     head that classification does not use. BatchNorm is the paper's.
     """
-    need("images", "model resnet10")
     from monai.networks.nets import ResNet
 
     network = ResNet(

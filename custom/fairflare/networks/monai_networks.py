@@ -115,7 +115,7 @@ def _parameters(cls: type[nn.Module]) -> set[str]:
     """The arguments of the class, and of its parents where it passes on what it does not name."""
     names: set[str] = set()
     for one in cls.__mro__[: cls.__mro__.index(nn.Module)]:
-        found = inspect.signature(one.__init__).parameters if "__init__" in vars(one) else {}
+        found = inspect.signature(vars(one)["__init__"]).parameters if "__init__" in vars(one) else {}
         names |= {key for key in found if not NOT_PLAIN & set(key.split("_"))}
         if found and not any(value.kind is value.VAR_KEYWORD for value in found.values()):
             break
