@@ -34,15 +34,15 @@ PACKAGES = {
     "probes": 850,
     "report": 7_420,
     "server_optimizers": 200,
-    "studies": 5_800,
+    "studies": 5_810,
     "tasks": 6_020,
     "testing": 1_240,
     "trainers": 1_870,
 }
 """Package or module of ``custom/fairflare`` -> the most lines that its Python files may have."""
 FOLDERS = {
-    "custom": (72_880, 36_020),
-    "tests": (61_780, None),
+    "custom": (74_300, 36_840),
+    "tests": (62_400, None),
     "lab/fairflare_lab": (12_080, None),
     "lab/tests": (9_750, None),
 }
