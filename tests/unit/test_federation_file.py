@@ -76,8 +76,8 @@ def test_it_is_a_run_file_in_which_the_settings_are_said(tmp_path):
     ("changes", "key"),
     [
         ({"sites": ["A", "A"]}, "sites"),
-        ({"columns": {"age": {"units": "years"}}}, "columns.age.units"),
-        ({"columns": {"age": {"usual": [80, 40]}}}, "usual"),
+        ({"columns": {"age": {"units": "years"}}}, "columns: age: "),
+        ({"columns": {"age": {"usual": [80, 40]}}}, "columns: age: usual"),
         ({"groups": ["age"]}, "groups"),
         ({"set": {"label": "dead"}}, "label"),
     ],

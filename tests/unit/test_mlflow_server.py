@@ -7,6 +7,7 @@ MLflow brings too much for one environment with the rest: ``make mlflow`` makes 
 import json
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import time
@@ -43,6 +44,8 @@ def server(tmp_path_factory):
             stdout=log,
             stderr=log,
             cwd=home,
+            env={**os.environ, "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"},  # seven processes that nobody asks
+            start_new_session=True,
         )
         try:
             for _ in range(300):
@@ -55,7 +58,7 @@ def server(tmp_path_factory):
                 raise AssertionError((home / "log").read_text()[-2000:])
             yield uri
         finally:
-            started.terminate()
+            os.killpg(started.pid, signal.SIGKILL)  # its workers, too
             started.wait(60)
 
 

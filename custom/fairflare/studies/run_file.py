@@ -320,6 +320,14 @@ class ColumnRule(Given):
         return {"kind": kind, **own, **({"codes": self.empty} if self.empty else {})}
 
 
+def _rules(given: Any) -> Any:
+    """Each column's rule, whose errors name the column."""
+    for name, one in given.items() if isinstance(given, dict) else ():
+        expected(f"columns: {name}", isinstance(one, (dict, type(None))), "keys and values", one)
+    is_dict = isinstance(given, dict)
+    return {name: ColumnRule.read(one or {}, f"columns: {name}") for name, one in given.items()} if is_dict else given
+
+
 class FederationFile(RunFile):
     """A run file that says, too, which hospitals there are and what their data mean: one file for all of them.
 
@@ -333,7 +341,7 @@ class FederationFile(RunFile):
 
     sites: int | Texts | None = None  # type: ignore[assignment]  # a number of sites is one, too
     outcome: str | dict[str, str] | None = None
-    columns: dict[str, Annotated[ColumnRule, BeforeValidator(lambda given: {} if given is None else given)]] = {}
+    columns: Annotated[dict[str, ColumnRule], BeforeValidator(_rules)] = {}
     groups: Texts = []
     min_count: int | None = None
 
