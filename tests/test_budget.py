@@ -24,7 +24,7 @@ PACKAGES = {
     "decision": 1_210,
     "engine": 12_700,
     "estimators": 200,
-    "flare": 4_650,
+    "flare": 4_655,
     "functional": 3_810,
     "import_data": 5_630,
     "inference": 3_000,
@@ -42,7 +42,7 @@ PACKAGES = {
 """Package or module of ``custom/fairflare`` -> the most lines that its Python files may have."""
 FOLDERS = {
     "custom": (73_010, 36_090),
-    "tests": (62_150, None),
+    "tests": (62_185, None),
     "lab/fairflare_lab": (12_080, None),
     "lab/tests": (9_750, None),
 }
