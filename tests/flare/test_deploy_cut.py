@@ -21,6 +21,7 @@ from federation_processes import LIMIT, ROOT, Federation, check_run, in_process,
 
 pytestmark = [
     pytest.mark.deploy,
+    pytest.mark.timeout(1800),
     pytest.mark.skipif(os.geteuid() != 0 or not shutil.which("ip"), reason="network namespaces need root and iproute2"),
 ]
 ADMIN, LEAD = "admin@hub.org", "lead@clinic-a.org"
@@ -89,7 +90,7 @@ class Hub(Federation):
         """Start one, and wait until the server has it; what it prints is in ``printed``."""
         known = 0 if name == self.server else self.registered(name)
         self.start(name, *before, **more)
-        until(lambda: name == self.server or self.registered(name) > known, 90)
+        until(lambda: name == self.server or self.registered(name) > known, LIMIT)
 
     def start(self, name, *before, **more):
         there = ["ip", "netns", "exec", self.net] if name == FAR else []
@@ -257,9 +258,11 @@ def test_a_certificate_that_is_not_valid_by_a_machines_clock_is_named(hub, tmp_p
     log = hub.kits / "hospital-b" / "log.txt"
     before = log.stat().st_size
     hub.start("hospital-b", **clock)
-    line = until(lambda: re.search(r"ERROR - (startup/\S+: expected a certificate .*)", log.read_text()[before:]), 60)
+    line = until(
+        lambda: re.search(r"ERROR - (startup/\S+: expected a certificate .*)", log.read_text()[before:]), LIMIT
+    )
     assert mend in line[1] and str(hub.kits) not in line[1]
-    until(lambda: hub.connected(LEAD) == ["hospital-a", FAR], 60)
+    until(lambda: hub.connected(LEAD) == ["hospital-a", FAR], LIMIT)
     with hub.run(tmp_path / "run") as child:
         said = child.communicate(timeout=LIMIT)[1]
     assert child.returncode == 1 and "missing: hospital-b" in said and said.count("\n") == 1

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from federation_processes import ROOT, Hub, blocks, check_run, until
+from federation_processes import LIMIT, ROOT, Hub, blocks, check_run, until
 
 from own_folder import write_tables
 
@@ -33,6 +33,7 @@ def hub(tmp_path):
         shutil.rmtree(made.folder, ignore_errors=True)
 
 
+@pytest.mark.timeout(1800)
 def test_the_blocks_of_the_page_in_its_order(hub):
     page = blocks("deployment.md")
     port = f"sed -i 's/8102/{hub.port}/' project.yml\n"  # the page's may be in use
@@ -40,7 +41,7 @@ def test_the_blocks_of_the_page_in_its_order(hub):
     for name, block in page.items():
         said[name] = hub.type(block.replace("nvflare provision", f"{port}nvflare provision"))
         if "start.sh" in block:
-            until(lambda: all(hub.registered(site) for site in SITES))
+            until(lambda: all(hub.registered(site) for site in SITES), LIMIT)
     assert all(site in said["Who is connected"] for site in SITES)
     run = check_run(hub.folder / "run")
     assert run[0]["sites"] == SITES
@@ -48,5 +49,5 @@ def test_the_blocks_of_the_page_in_its_order(hub):
     check_run(hub.folder / "results" / job / "workspace" / "fairflare")
     console = next(text for name, text in said.items() if name.startswith("FLARE's console"))
     assert "Submitted job: " in console and job in console
-    until(lambda: not hub.running(), 120)
+    until(lambda: not hub.running(), LIMIT)
     assert not os.stat(hub.kits).st_mode & 0o077

@@ -2,18 +2,25 @@
 """Why a job failed reaches FLARE's own job store, of which ``nvflare job meta`` tells."""
 
 import re
+from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from unittest.mock import MagicMock
 
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
 from nvflare.apis.event_type import EventType
 from nvflare.apis.fl_constant import FLContextKey, SystemComponents
 from nvflare.apis.fl_context import FLContextManager
+from nvflare.apis.fl_exception import FLCommunicationError
 from nvflare.apis.impl.job_def_manager import SimpleJobDefManager
 from nvflare.apis.job_def import RunStatus
 from nvflare.apis.server_engine_spec import ServerEngineSpec
 from nvflare.apis.workspace import Workspace
 from nvflare.app_common.storages.filesystem_storage import FilesystemStorage
 
+from fairflare.core.errors import RunFailed, UserError
 from fairflare.engine.files import LOCAL_LOG
 from fairflare.flare import deploy, job_reason, kit_dates, simulate
 from fairflare.flare.controller import FairController
@@ -99,3 +106,29 @@ def test_the_last_line_names_the_file_at_the_site(tmp_path, monkeypatch):
     assert line == f"FINISHED:EXECUTION_EXCEPTION: {said['reason']}{where}"
     said["reason"] = "round 1: 0 accepted sites, 2 needed; a: no_answer"
     assert "traceback" not in deploy._reason({"job_id": "0123"}, tmp_path)
+
+
+def kit_with(folder, days):
+    """A kit whose one certificate ends that many days from now."""
+    key, name = ec.generate_private_key(ec.SECP256R1()), x509.Name([])
+    now = datetime.now(timezone.utc)
+    first, last = now - timedelta(days=9), now + timedelta(days=days)
+    made = x509.CertificateBuilder(name, name, key.public_key(), x509.random_serial_number(), first, last)
+    (folder / "startup").mkdir()
+    pem = made.sign(key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
+    (folder / "startup" / "client.crt").write_bytes(pem)
+    return folder
+
+
+@pytest.mark.parametrize(
+    "days, kind, words", [(-1, UserError, "startup/client.crt: expected"), (1, RunFailed, "10 sec")]
+)
+def test_a_server_that_does_not_answer_a_login_is_one_line(days, kind, words, tmp_path, monkeypatch):
+    """Where the submitter's own certificate has run out, the line says that."""
+
+    def late(*arguments):
+        raise FLCommunicationError("failed to challenge server: timeout")
+
+    monkeypatch.setattr(deploy, "open_session", late)
+    with pytest.raises(kind, match=words), deploy.Server("lead", kit_with(tmp_path, days)):
+        pass

@@ -15,6 +15,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from nvflare.apis.fl_exception import FLCommunicationError
 from nvflare.fuel.flare_api import api_spec
 from nvflare.fuel.flare_api.flare_api import Session
 from nvflare.fuel.utils.config_service import ConfigService
@@ -324,6 +325,8 @@ class Server:
                     self._session = open_session(self._user, self._kit, CONNECT)
             except (api_spec.AuthenticationError, api_spec.AuthorizationError) as error:
                 raise UserError(f"the server refuses {self._user}: {_words(error)}") from None
+            except FLCommunicationError as error:  # a server that is busy answers a login too late
+                raise api_spec.NoConnection(_words(error)) from None
         return self._session
 
     def _close(self) -> None:
