@@ -267,5 +267,3 @@ def test_a_certificate_that_is_not_valid_by_a_machines_clock_is_named(hub, tmp_p
         said = child.communicate(timeout=LIMIT)[1]
     assert child.returncode == 1 and "missing: hospital-b" in said and said.count("\n") == 1
     hub.kill("hospital-b")
-    if not clock:  # gRPC's own words, on the server's console
-        assert "CERTIFICATE_VERIFY_FAILED: certificate has expired" in hub.printed(hub.server).read_text()
