@@ -98,18 +98,18 @@ _OURS = {"fairflare", "fairflare_lab", "abc", "builtins"}
 
 def _key(task: Any, part: str) -> str:
     options = {key: value for key, value in dataclasses.asdict(task).items() if key not in NOT_RENDERED}
-    content = {"task": task.name, "part": part, "options": options, "code": _code(type(task)), **_versions()}
+    content = {"task": task.name, "part": part, "options": options, "code": _code(type(task).__module__), **_versions()}
     return json.dumps(content, sort_keys=True)
 
 
 @functools.cache
-def _code(task: Any) -> str:
+def _code(module: str) -> str:
     """SHA-256 of the source of what renders: all of this distribution that the task's module reaches, and the seeds.
 
     A job carries these files, so that FLARE's processes name the same content alike.
     """
     modules = module_files(Path(__file__).parents[1])
-    files = [modules[name] for name in sorted(reached((task.__module__, __name__), modules))]
+    files = [modules[name] for name in sorted(reached((module, __name__), modules))]
     digest = hashlib.sha256()
     for path in (*files, Path(seeds.__file__), Path(str(sys.modules["fairflare.tasks.base"].__file__))):
         digest.update(hashlib.sha256(path.read_bytes()).digest())

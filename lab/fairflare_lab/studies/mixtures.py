@@ -14,7 +14,8 @@ import torch
 from fairflare.core.errors import UserError
 from fairflare.core.findings import SPLIT_NAMES
 from fairflare.data.inputs import Scaling
-from fairflare.data.tensors import TensorData
+from fairflare.data.readers.files import FileSplit
+from fairflare.data.tensors import Split, TensorData
 from fairflare.datasets.patients import TableTask
 from fairflare.engine.checkpoint import load_checkpoint
 from fairflare.engine.files import CHECKPOINT
@@ -60,7 +61,9 @@ def dealt_as(task: Task, other: Task) -> dict[str, TensorData]:
         everyone = np.sort(np.concatenate(list(rows.values())))
         held_out = everyone[np.isin(everyone, pool)]
         scaled = Scaling.of(table.numbers[rows["train"]])
-        splits = {name: table.split(held_out if name == "test" else rows[name], scaled) for name in SPLIT_NAMES}
+        splits: dict[str, Split | FileSplit] = {
+            name: table.split(held_out if name == "test" else rows[name], scaled) for name in SPLIT_NAMES
+        }
         found[site] = TensorData.of(splits, n_classes=len(task.classes))
     return found
 
