@@ -16,14 +16,14 @@ PACKAGES = {
     "__main__": 10,
     "aggregators": 1_920,
     "api": 890,
-    "cli": 3_330,
+    "cli": 3_390,
     "client": 70,
     "core": 4_320,
     "data": 3_500,
     "datasets": 2_150,
     "decision": 1_210,
     "engine": 12_700,
-    "estimators": 200,
+    "estimators": 275,
     "flare": 4_500,
     "functional": 3_810,
     "import_data": 5_630,
@@ -41,8 +41,8 @@ PACKAGES = {
 }
 """Package or module of ``custom/fairflare`` -> the most lines that its Python files may have."""
 FOLDERS = {
-    "custom": (72_880, 36_020),
-    "tests": (61_780, None),
+    "custom": (73_000, 36_100),
+    "tests": (62_110, None),
     "lab/fairflare_lab": (12_080, None),
     "lab/tests": (9_750, None),
 }

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from fairflare.core.metric import Metric as Metric
     from fairflare.estimators import FederatedClassifier as FederatedClassifier
     from fairflare.estimators import FederatedRegressor as FederatedRegressor
+    from fairflare.estimators import FederatedSurvival as FederatedSurvival
     from fairflare.inference.frames import metric_frame as metric_frame
     from fairflare.studies.joined import Joined as Joined
     from fairflare.studies.parallel import Cluster as Cluster
@@ -25,6 +26,7 @@ _HOMES = {
     "Cluster": "fairflare.studies.parallel",
     "FederatedClassifier": "fairflare.estimators",
     "FederatedRegressor": "fairflare.estimators",
+    "FederatedSurvival": "fairflare.estimators",
     "Federation": "fairflare.api",
     "Joined": "fairflare.studies.joined",
     "Metric": "fairflare.core.metric",
@@ -40,6 +42,7 @@ __all__ = [
     "Cluster",
     "FederatedClassifier",
     "FederatedRegressor",
+    "FederatedSurvival",
     "Federation",
     "Joined",
     "Metric",
