@@ -77,7 +77,7 @@ def test_survival_gives_risks_and_harrell_s_index(form):
     assert survival.shape == (N, 2) and (survival[:, 1] <= survival[:, 0]).all() and made.horizons_.tolist() == [5, 10]
     expected = lifelines_utils.concordance_index(y["time"], -risk, y["event"])
     assert made.score(X, given) == pytest.approx(expected) and expected > 0.6
-    assert made.federation_.report["detail"]["task"]["name"] == "survival" and len(made.federation_.sites) == 3
+    assert made.federation_.report["detail"]["task"]["id"] == "survival" and len(made.federation_.sites) == 3
 
 
 def test_survival_in_a_cross_validation_by_groups(routed):
