@@ -12,7 +12,7 @@ unexport PYTHONDONTWRITEBYTECODE
 .PHONY: help demo demo-imaging mlflow test test-fast test-long mutations coverage lint docs bench jobs lock sbom oldest newest versions clean
 
 help:
-	@echo "make demo       four real heart hospitals: FedAvg and exact regression with real FLARE processes, then: should each join?"
+	@echo "make demo       four real heart hospitals: FedAvg and FedISM+ with real FLARE processes, then: should one of them join?"
 	@echo "make demo-imaging  FedAvg and FedISM+ on simulated head CTs of eight hospitals, in the same way"
 	@echo "make test       every test, those that start FLARE included"
 	@echo "make test-long  laws, kills, absences and faults over all methods, seeds and ways; hours"
@@ -36,11 +36,7 @@ $(STAMP): setup.cfg pyproject.toml constraints.txt lab/pyproject.toml
 	@touch $@
 
 demo: $(STAMP)
-	@for method in fedavg glm; do \
-		$(BIN)/fairflare run $$method --task heart:full --rounds 20 --solo --env sim --out $(DEMO_OUT)/$$method --force || exit 1; done
-	@$(BIN)/fairflare join decide --task heart:full --out $(DEMO_OUT)/join --force
-	@echo "Each hospital's model of its own was held against FedAvg, the exact regression (glm) and a mix of their predictions."
-	@echo "A sheet for each hospital, to print: $(DEMO_OUT)/join/sheets"
+	@$(BIN)/python jobs/demo.py $(DEMO_OUT)
 
 demo-imaging: $(STAMP)
 	@$(BIN)/fairflare compare fedavg fedism-plus --task ich-phantom:small --env sim --out $(DEMO_OUT) --force

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from fairflare.core.metric import Metric as Metric
     from fairflare.estimators import FederatedClassifier as FederatedClassifier
     from fairflare.estimators import FederatedRegressor as FederatedRegressor
+    from fairflare.estimators import FederatedSurvival as FederatedSurvival
     from fairflare.inference.frames import metric_frame as metric_frame
     from fairflare.studies.study import Study as Study
 
@@ -22,6 +23,7 @@ __version__ = "0.2.0"
 _HOMES = {
     "FederatedClassifier": "fairflare.estimators",
     "FederatedRegressor": "fairflare.estimators",
+    "FederatedSurvival": "fairflare.estimators",
     "Federation": "fairflare.api",
     "Metric": "fairflare.core.metric",
     "Study": "fairflare.studies.study",
@@ -35,6 +37,7 @@ _HOMES = {
 __all__ = [
     "FederatedClassifier",
     "FederatedRegressor",
+    "FederatedSurvival",
     "Federation",
     "Metric",
     "Study",

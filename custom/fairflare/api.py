@@ -734,9 +734,11 @@ def _located(
             shutil.rmtree(private, ignore_errors=True)
         raise
     found = proposal.found
-    of = f"the risk is that of {found.classes[-1]}; event={found.classes[0]!r}: of {found.classes[0]}"
-    for line in (*found.suspects, *found.notes, *([of] if found.form.classes and len(found.classes) == 2 else ())):
+    for line in (*found.suspects, *found.notes):
         display.note(line)
+    if found.form.classes and len(found.classes) == 2:
+        other, last = found.classes
+        display.note(f"the risk is that of {last}; event={other!r}: of {other}")
     more: dict[str, Any] = {"datalists": private or folder, "kind": None, "classes": None}
     if told["groups"] and not params.get("group_by"):
         more["group_by"] = write.grouping(told["groups"])

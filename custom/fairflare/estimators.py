@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``FederatedClassifier`` and ``FederatedRegressor``: one federation as a scikit-learn estimator, X and y in."""
+"""``FederatedClassifier``, ``FederatedRegressor``, ``FederatedSurvival``: a federation as a scikit-learn estimator."""
 
 from __future__ import annotations
 
@@ -14,11 +14,12 @@ from sklearn.utils.validation import check_is_fitted, column_or_1d, validate_dat
 from fairflare.api import Federation
 from fairflare.core.errors import UserError
 from fairflare.data.readers.tables import as_cell
+from fairflare.functional.survival import concordance
 
 if TYPE_CHECKING:
     import pandas
 
-SITE, OUTCOME = "hospital of the row", "outcome of the row"
+SITE, OUTCOME, TIME = "hospital of the row", "outcome of the row", "time of the row"
 
 
 class Refused(UserError, ValueError):
@@ -26,7 +27,7 @@ class Refused(UserError, ValueError):
 
 
 class _Federated(BaseEstimator):
-    """What both have in common; every keyword is one of ``Federation``."""
+    """What all have in common; every keyword is one of ``Federation``."""
 
     _kind = ""
 
@@ -59,19 +60,18 @@ class _Federated(BaseEstimator):
         self.min_count = min_count
         self.random_state = random_state
 
-    def _run(self, frame: pandas.DataFrame, outcome: Sequence[Any], sites: Any, **how: Any) -> None:
+    def _run(self, frame: pandas.DataFrame, outcome: Sequence[Any], sites: Any, /, **how: Any) -> None:
         names = np.full(len(frame), "all", dtype=object) if sites is None else np.asarray(sites, dtype=object).ravel()
         for called, values in (("sites", names), ("y", outcome)):
             if len(values) != len(frame):
                 raise Refused(f"{called}: expected {len(frame)} values, one for each row of X, got {len(values)}")
         given = self.get_params()
         made = Federation(given.pop("method"), seed=given.pop("random_state"), **given, **how.pop("federation", {}))
+        columns = [name for name in frame.columns if name != TIME]
         frame = frame.assign(**{SITE: [f"site {as_cell(one)}" for one in names], OUTCOME: list(outcome)})
-        columns = [name for name in frame.columns if name not in (SITE, OUTCOME)]
+        how = {"outcome": OUTCOME} | how
         try:
-            self.federation_ = made.fit(
-                frame, site=SITE, outcome=OUTCOME, patient="none", keep=columns, progress=False, **how
-            )
+            self.federation_ = made.fit(frame, site=SITE, patient="none", keep=columns, progress=False, **how)
         except UserError as error:
             raise Refused(str(error)) from None
 
@@ -194,3 +194,80 @@ class FederatedRegressor(RegressorMixin, _Federated):
         if len(named) != 1:
             raise UserError(f"predict: expected one amount, got {len(named)}")
         return found[named[0]].to_numpy(dtype=float)
+
+
+class FederatedSurvival(_Federated):
+    """A federation that predicts the risk of an event over time; y as scikit-survival has it.
+
+    Attributes:
+        horizons_: (K,) times of ``predict_survival``'s columns.
+        federation_: the finished ``Federation``.
+    """
+
+    def fit(self, X: Any, y: Any, *, sites: Any = None, horizons: Any = None) -> FederatedSurvival:  # noqa: N803
+        """Run the federation.
+
+        Args:
+            X: as of ``FederatedClassifier.fit``.
+            y: (N,) structured array, or a DataFrame, with ``time`` (> 0) and ``event`` (true where it happened).
+            sites: (N,) the hospital of each row; None: all are of one.
+            horizons: times > 0 until which survival is asked for; by default the median time of an event.
+
+        Raises:
+            UserError: y has no such columns, a time is no number above 0, or nobody has an event.
+        """
+        frame, (times, events) = self._frame(X, reset=True), _times(y)
+        if not events.any():
+            raise Refused(f"y: expected an event of at least one patient, got none among {len(events)}")
+        self.horizons_ = np.unique(np.median(times[events]) if horizons is None else np.asarray(horizons, dtype=float))
+        how = {
+            "time": TIME,
+            "event": OUTCOME,
+            "outcome": "",
+            "horizons": ",".join(f"{one:.12g}" for one in self.horizons_),
+        }
+        self._run(frame.assign(**{TIME: times}), events.astype(int), sites, federation={"kind": "survival"}, **how)
+        return self
+
+    def predict(self, X: Any) -> np.ndarray:  # noqa: N803
+        """(N,) the risk, larger where the event is expected earlier.
+
+        A Cox model's log risk; else the cumulative hazard until the last of ``horizons_``, >= 0.
+        """
+        found = self._predicted(X)
+        if "log_risk" in found:
+            return found["log_risk"].to_numpy(dtype=float)
+        return -np.log(self._survival(found)[:, -1].clip(np.finfo(float).tiny))
+
+    def predict_survival(self, X: Any) -> np.ndarray:  # noqa: N803
+        """(N, K) probability of no event until each of ``horizons_``."""
+        return self._survival(self._predicted(X))
+
+    def _survival(self, found: pandas.DataFrame) -> np.ndarray:
+        return found[[name for name in found.columns if str(name).startswith("survival_")]].to_numpy(dtype=float)
+
+    def score(self, X: Any, y: Any) -> float:  # noqa: N803
+        """Harrell's C-index in [0, 1] (JAMA 247, 1982); nan where no two patients can be compared."""
+        times, events = _times(y)
+        return float(concordance(times, events, self.predict(X), np.ones((1, len(times))))[0])
+
+    def _predicted(self, X: Any) -> pandas.DataFrame:  # noqa: N803
+        check_is_fitted(self)
+        return self.federation_.predict(self._frame(X))
+
+
+def _times(y: Any) -> tuple[np.ndarray, np.ndarray]:
+    """Two (N,): times and whether there was an event."""
+    names = list(
+        getattr(y, "columns", None) if hasattr(y, "columns") else getattr(y, "dtype", np.dtype(int)).names or ()
+    )
+    if not {"time", "event"} <= set(names):
+        raise Refused(
+            f"y: expected a structured array or a DataFrame with time and event, got {names or type(y).__name__}"
+        )
+    times, events = np.asarray(y["time"], dtype=float), np.asarray(y["event"])
+    if not (np.isfinite(times) & (times > 0)).all():
+        raise Refused("y: expected times above 0, got one that is not")
+    if not np.isin(events, (0, 1)).all():
+        raise Refused("y: expected events of true and false, or 1 and 0, got another value")
+    return times, events.astype(bool)

@@ -237,12 +237,7 @@ def test_every_pattern_is_printed_somewhere():
 
 def test_make_runs_what_it_says():
     makefile = (ROOT / "Makefile").read_text()
-    demo = (
-        r"^demo: .*\n\t@for method in fedavg glm; do \\\n"
-        r"\t\t\$\(BIN\)/fairflare run \$\$method --task heart:full .*--solo --env sim "
-        r".*\n\t@\$\(BIN\)/fairflare join decide --task heart:full "
-    )
-    assert re.search(demo, makefile, re.M)
+    assert re.search(r"^demo: .*\n\t@\$\(BIN\)/python jobs/demo.py \$\(DEMO_OUT\)\n", makefile, re.M)
     assert re.search(r"^demo-imaging: .*\n\t@\$\(BIN\)/fairflare compare fedavg fedism-plus ", makefile, re.M)
     assert re.search(r"^test: .*\n(\t.*\n)*\t@\$\(BIN\)/python -m pytest", makefile, re.M)
     assert "make test" in (ROOT / ".ci" / "run").read_text()

@@ -11,13 +11,16 @@ import shlex
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 from click.testing import CliRunner
 from printed_commands import ROOT
+from prose import words as words_of
 
 from cases import each
 from fairflare.cli import main as cli
 from fairflare.core import registry
+from fairflare.report.fairness import mean_ci
 from fairflare.report.sections import quantities
 from fairflare.report.values import with_interval
 from fairflare.studies.describe import card as card_of
@@ -201,8 +204,8 @@ def test_the_picture_of_joining_is_drawn_from_its_files():
     assert picture.count("<circle") == 3 * (1 + len(expected))
 
 
-def test_what_readme_says_of_its_picture_is_what_the_files_say():
-    words = " ".join(README.split())
+def test_what_is_said_of_joining_is_what_the_files_say():
+    words = " ".join((README + (ROOT / "docs" / "gallery.md").read_text(encoding="utf-8")).split())
     assert told("heart", "loses", "fedavg") == ["Switzerland"] and len(told("ist", "loses", "fedavg")) == 5
     assert "FedAvg would harm one of four heart hospitals and five of 17 countries" in words
     assert told("heart", "loses", "glm") == [] and len(told("ist", "loses", "glm")) == 3
@@ -241,15 +244,45 @@ def test_what_the_study_says_of_joining_is_what_the_files_say():
     assert f"gains from FedAvg with probability {new['p_gain']:.2f}" in words and new["n"] == 100
 
 
-def test_the_demo_ends_with_the_answer_to_each_hospital():
-    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
-    demo = makefile.partition("\ndemo: ")[2].partition("\n\n")[0]
-    assert demo.count("--env sim") == 1 and "for method in fedavg glm" in demo
-    assert demo.index("--env sim") < demo.index("fairflare join decide --task heart:full") < demo.index("/sheets")
+def drawn_values(name):
+    """Method -> quantity -> its values by seed, of a folder's runs."""
+    values = {}
+    with (RESULTS / name / "runs.csv").open(encoding="utf-8", newline="") as file:
+        for row in csv.DictReader(file):
+            for key in ("mean", "worst", "brier_worst"):
+                values.setdefault(row["method"], {}).setdefault(key, []).append(float(row[key]))
+    return values
+
+
+FAIR = ("FedISM+", "FedCE", "Fed-LWR", "FedHEAL", "FedUFO")
+EQUAL = "FedAvg, weighting=uniform"
+
+
+def test_readme_s_picture_is_drawn_from_its_files():
+    drawn = runpy.run_path(str(ROOT / "docs" / "images" / "fair.py"))
+    rows, values = drawn["rows"](), drawn_values("heart-fair")
+    assert {"FedAvg", *FAIR} < set(rows) and len(rows) == len(values)
+    for name in FAIR:
+        assert rows[name]["worst"].mean == pytest.approx(100 * np.mean(values[name]["worst"]))
+    picture = " ".join((ROOT / "docs" / "images" / "fair.svg").read_text(encoding="utf-8").split())
+    assert all(word in picture for word in drawn["title"](rows).split(": ")[1].split(" with ")[0].split())
+
+
+def test_what_readme_says_of_fair_methods_is_what_the_files_say():
+    values = drawn_values("heart-fair")
+    plain = values["FedAvg, weighting=examples"]
+    means = {name: {key: np.mean(of) - np.mean(plain[key]) for key, of in one.items()} for name, one in values.items()}
+    assert all(means[name]["mean"] > 0 and means[name]["worst"] > 0 for name in FAIR)  # the picture's alternative text
+    assert means[EQUAL]["worst"] >= max(means[name]["worst"] for name in FAIR) - 0.01
+    longer = drawn_values("heart-fair-long")
+    plain = longer["FedAvg, weighting=examples"]
+    for name in FAIR:
+        gain = {key: mean_ci(np.subtract(of, plain[key])) for key, of in longer[name].items()}
+        assert gain["worst"]["low"] < 0 < gain["worst"]["high"] and gain["brier_worst"]["high"] < 0, name
 
 
 def test_readme_is_short_and_names_the_owners_of_the_data():
-    assert len(README.splitlines()) <= 120
+    assert len(README.splitlines()) <= 120 and words_of(ROOT / "README.md") <= 600
     for words in ("10.24432/C52P4X", "CC BY 4.0", "10.7488/ds/104", "ODC-By", "UCI data set 880"):
         assert words in README, words
 

@@ -15,10 +15,11 @@ from sklearn.pipeline import Pipeline
 from sklearn.preprocessing import OneHotEncoder, StandardScaler
 from sklearn.utils.estimator_checks import estimator_checks_generator
 
-from cases import each
-from fairflare import FederatedClassifier, FederatedRegressor
+from cases import each, later
+from fairflare import FederatedClassifier, FederatedRegressor, FederatedSurvival
 from fairflare.core.errors import UserError
 
+lifelines_utils = later("lifelines.utils")
 N = 240
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(N, 3))
@@ -63,6 +64,42 @@ def test_a_regressor_predicts_amounts():
     y = 20 + 5 * X[:, 0]
     made = FederatedRegressor(rounds=6, min_count=1).fit(X, y, sites=SITES)
     assert made.score(X, y) == pytest.approx(r2_score(y, made.predict(X))) and made.score(X, y) > 0.5
+
+
+@each("form", ["structured", "frame"])
+def test_survival_gives_risks_and_harrell_s_index(form):
+    lost = RNG.exponential(20, N)
+    happened = np.random.default_rng(1).exponential(10 * np.exp(-X[:, 0]))
+    y = pd.DataFrame({"event": happened <= lost, "time": np.minimum(happened, lost)})
+    given = y if form == "frame" else y.to_records(index=False)
+    made = FederatedSurvival(rounds=8, min_count=1).fit(X, given, sites=SITES, horizons=[5, 10])
+    survival, risk = made.predict_survival(X), made.predict(X)
+    assert survival.shape == (N, 2) and (survival[:, 1] <= survival[:, 0]).all() and made.horizons_.tolist() == [5, 10]
+    expected = lifelines_utils.concordance_index(y["time"], -risk, y["event"])
+    assert made.score(X, given) == pytest.approx(expected) and expected > 0.6
+    assert made.federation_.report["detail"]["task"]["id"] == "survival" and len(made.federation_.sites) == 3
+
+
+def test_survival_in_a_cross_validation_by_groups(routed):
+    y = np.array(list(zip(ILL, 1.0 + np.arange(N) % 9)), dtype=[("event", bool), ("time", float)])
+    model = FederatedSurvival(**ONCE).set_fit_request(sites=True)
+    scores = cross_val_score(model, X, y, cv=GroupKFold(3), params={"sites": SITES, "groups": SITES})
+    assert len(scores) == 3 and ((scores >= 0) & (scores <= 1)).all()
+    assert clone(model).get_params()["rounds"] == 3
+
+
+@each(
+    "y, message",
+    [
+        (ILL, "time and event"),
+        (pd.DataFrame({"time": np.arange(N) - 1.0, "event": ILL}), "times above 0"),
+        (pd.DataFrame({"time": np.ones(N), "event": np.zeros(N)}), "an event of at least one patient"),
+        (pd.DataFrame({"time": np.ones(N), "event": np.arange(N)}), "events of true and false"),
+    ],
+)
+def test_survival_s_mistakes_are_one_line(y, message):
+    with pytest.raises((UserError, ValueError), match=message):
+        FederatedSurvival().fit(X, y, sites=SITES)
 
 
 def test_cross_validation_by_groups_a_pipeline_and_a_search(routed):

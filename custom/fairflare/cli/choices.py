@@ -58,6 +58,8 @@ class RunCommand(Grouped):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         rest = super().parse_args(ctx, args)
+        if ctx.resilient_parsing:  # a shell completes the line
+            return rest
         if (path := ctx.params.get("method") or "").endswith(SUFFIXES):
             line = click.core.ParameterSource.COMMANDLINE
             names = RunFile.model_fields.keys() & ctx.params.keys() - {"method"}

@@ -245,7 +245,8 @@ def preflight(
 @click.option("--site", metavar="NAME", help="The site's name in the federation; its kit's or the file's by default.")
 @click.option("--out", type=options.PATH, metavar="FILE", help="Where it goes; <SITE>.fingerprint.json by default.")
 @options.set_option
-def fingerprint(site_config: Path, values: Values, **asked: Any) -> None:
+@options.as_json
+def fingerprint(site_config: Path, values: Values, **asked: Any) -> options.Told:
     """Write what a site's training data look like, to be passed on to whoever makes the federation's plan.
 
     Run it at the hospital and read the file before it leaves: it holds the number of training examples and, from
@@ -255,7 +256,7 @@ def fingerprint(site_config: Path, values: Values, **asked: Any) -> None:
     from fairflare.cli.preflight import write_fingerprint
 
     path = write_fingerprint(site_config, values=options.own_names(values, "task"), **asked)
-    console.say(f"fingerprint: {path}")
+    return {"fingerprint": str(path)}, f"fingerprint: {path}"
 
 
 @click.command()

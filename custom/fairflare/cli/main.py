@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+from click.shell_completion import CompletionItem
 
 from fairflare import __version__
 from fairflare.core import lab, plugins
@@ -111,6 +112,13 @@ class Commands(click.Group):
         if old := VERBS.get((group, verb)) or (verb if group in ("study", "run") and verb in lab.COMMANDS else None):
             return f"{group} {verb}", self.get_command(ctx, old), args[2:]
         if group in GROUPS and group not in COMMANDS:
+            if ctx.resilient_parsing:  # a shell completes the line
+                verbs = {one: self.get_command(ctx, old) for (of, one), old in VERBS.items() if of == group}
+                return (
+                    group,
+                    click.Group(group, commands={one: known for one, known in verbs.items() if known}),
+                    args[1:],
+                )
             if verb not in ("", *ctx.help_option_names):
                 raise UserError(
                     f"fairflare {group}: {unlisted('verb', verb, [one for of, one in VERBS if of == group])}"
@@ -127,16 +135,25 @@ class Commands(click.Group):
         return [(f"{group} {verb}", first_sentence(one)) for verb, one in known.items() if one]
 
     def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
+        from fairflare.cli.options import for_every_command
+
         if name not in COMMANDS:
             for point in plugins.in_group(plugins.COMMANDS):
                 if point.name == name:
-                    command: click.Command = point.load()
-                    return command
+                    return for_every_command(point.load())
             if name in lab.COMMANDS:
                 raise UserError(f"fairflare {name}: {lab.WHERE}")
             return None
         module = importlib.import_module(f"fairflare.cli.{COMMANDS[name]}")
-        return next(one for one in vars(module).values() if isinstance(one, click.Command) and one.name == name)
+        known = vars(module).values()
+        return for_every_command(next(one for one in known if isinstance(one, click.Command) and one.name == name))
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """Daily verbs, groups and plugins, not the names that verbs had before."""
+        found = super().shell_complete(ctx, incomplete)
+        groups = [CompletionItem(one, help=words) for one, (words, _) in GROUPS.items() if one.startswith(incomplete)]
+        old = {*GROUPS, *VERBS.values()} - {*DAILY.split()} | {*GROUPS}
+        return [*groups, *(one for one in found if one.value not in old)]
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Those of every day, then by group; what plugins bring is in a section of its own."""
@@ -178,7 +195,7 @@ def main(arguments: list[str] | None = None) -> None:
             if CONTROL.search(word):
                 raise UserError(f"expected arguments that are text without control characters, got {shown(word)}")
         command = shlex.join(["fairflare", *(_without_folders(word) for word in given)])
-        with starting(given), ends_by_signal():
+        with starting(() if "--quiet" in given else given), ends_by_signal():
             code = cli.main(given, standalone_mode=False, obj=command) or 0
     except click.exceptions.NoArgsIsHelpError as help:
         click.echo(first_screen() if help.ctx and help.ctx.command is cli else help.format_message())

@@ -3,8 +3,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import functools
+import io
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -16,6 +18,7 @@ from fairflare.cli import console
 from fairflare.core.errors import UserError
 from fairflare.core.lab import CACHE
 from fairflare.core.validation import shown
+from fairflare.studies import display
 from fairflare.studies.labels import at_most, environment, parse_pairs
 
 
@@ -41,7 +44,8 @@ option = functools.partial(click.option, show_default=True)
 Told = tuple[Any, str | Callable[[], None]]
 """A command's result as JSON values, and what people read of it, or a function that shows it."""
 
-json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON for a program to read.")
+JSON_HELP = "Print JSON for a program to read."
+json_option = click.option("--json", "as_json", is_flag=True, help=JSON_HELP)
 rounds_option = click.option("--rounds", type=int, metavar="N", help="Communication rounds; the preset's by default.")
 set_option = click.option(
     "--set",
@@ -121,6 +125,29 @@ def as_json(command: Callable[..., Told | None]) -> Callable[..., None]:
             console.say(words) if isinstance(words, str) else words()
 
     return with_json
+
+
+def for_every_command(command: click.Command) -> click.Command:
+    """``command`` with --quiet; and with --json where it has no JSON of its own: the lines that it prints."""
+    names = {one.name for one in command.params}
+    if "quiet" not in names and (body := command.callback):
+        lines_alone = "as_json" not in names
+
+        @functools.wraps(body)
+        def spoken(*, quiet: bool, **given: Any) -> Any:
+            with display.silent() if quiet else contextlib.nullcontext():
+                if not (lines_alone and given.pop("as_json")):
+                    return body(**given)
+                with contextlib.redirect_stdout(io.StringIO()) as printed:
+                    body(**given)
+            console.dump({"output": printed.getvalue().splitlines()})
+
+        command.callback = spoken
+        flags = [click.Option(["--quiet"], is_flag=True, help="Print the result alone: no progress, no notes.")]
+        if lines_alone:
+            flags.insert(0, click.Option(["--json", "as_json"], is_flag=True, help=JSON_HELP))
+        command.params += flags
+    return command
 
 
 def own_names(values: Mapping[str, Any], *owners: str) -> dict[str, Any]:

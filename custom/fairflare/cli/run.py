@@ -3,13 +3,14 @@
 
 from __future__ import annotations
 
+import shlex
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from fairflare.cli import console, options
+from fairflare.cli import options
 from fairflare.cli.choices import RunCommand, config_options, run_options
 from fairflare.core.errors import UserError
 
@@ -118,7 +119,8 @@ def resume(folder: Path, **how: Any) -> options.Told:
 @click.option("--simulation", is_flag=True, help="Short polling intervals, for the simulator only.")
 @click.option("--preinstalled", is_flag=True, help="Without code, for sites that have this package.")
 @options.force_option
-def export(config: RunConfig, continued: Path | None, out: Path, solo: bool | None, **how: Any) -> None:
+@options.as_json
+def export(config: RunConfig, continued: Path | None, out: Path, solo: bool | None, **how: Any) -> options.Told:
     """Write a deployable FLARE job folder: meta.json, and an app each for server and sites with what of this package
     they run, see `fairflare inspect`.
 
@@ -129,4 +131,4 @@ def export(config: RunConfig, continued: Path | None, out: Path, solo: bool | No
 
     config = with_benefit(config, config.solo if solo is None else solo)
     export_job(config, out, **how)
-    console.say(f"job folder: {out}\nsubmit it:  nvflare job submit -j {out}")
+    return {"job": str(out)}, f"job folder: {out}\nsubmit it:  nvflare job submit -j {shlex.quote(str(out))}"

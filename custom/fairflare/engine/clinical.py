@@ -343,7 +343,8 @@ class ClinicalAtSite:
         values |= {"ece": maths.calibration_error(bins)}
         found = {f"n{where}": float(len(risks))}
         for (name, value), sample in zip(values.items(), samples):
-            found |= _with_ends(name, value, maths.middle(sample), where)
+            low, high = maths.middle(sample)  # resamples have a larger ECE than the patients: the value stays within
+            found |= _with_ends(name, value, (min(low, value), max(high, value)), where)
         return found | (self._line(where, risks, outcomes, whose) if classes else {})
 
     def _line(self, where: str, risks: Array, outcomes: Array, whose: Owners | None) -> Numbers:

@@ -232,7 +232,7 @@ class _Lively:
     def __enter__(self) -> Self:
         started()
         self._bar.start()
-        if not err.is_terminal:
+        if not (err.is_terminal or err.quiet):
             self._waiting.__enter__()
         return self
 

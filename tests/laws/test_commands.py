@@ -1,0 +1,96 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Laws over all commands: each answers a program by --json alone, and with --quiet says nothing beside its result."""
+
+import json
+import re
+
+import pytest
+
+from cases import each
+from fairflare.cli import main as cli
+from fairflare.cli.main import main
+
+SMALL = ["--task", "heart:full", "--rounds", "2", "--no-solo"]
+LINES = {
+    "list": ["list"],
+    "tasks": ["tasks"],
+    "describe": ["describe", "fedavg"],
+    "new": ["new", "rule", "mine", "--out", "OUT"],
+    "run": ["run", "fedavg", *SMALL, "--out", "OUT"],
+    "report": ["report", "RUN"],
+    "verify": ["verify", "RUN"],
+    "watch": ["watch", "RUN"],
+    "after": ["after", "RUN", "--step", "recalibrate"],
+    "risk": ["risk", "RUN", "--shadows", "0"],
+    "export": ["export", "fedavg", "--task", "heart:full", "--out", "OUT"],
+    "inspect": ["inspect", "JOB"],
+    "export-model": ["export-model", "RUN", "--format", "state-dict", "--out", "OUT"],
+    "predict": ["predict", "RUN", "TABLE", "--site", "VA", "--out", "OUT.csv"],
+    "compare": ["compare", "fedavg", "fedheal", *SMALL[:-1], "--out", "OUT"],
+    "init": ["init", "CSV", "--yes", "--label", "ill", "--site", "hospital", "--patient", "none"],
+    "preflight": ["preflight", "CSV"],
+    "plan": ["plan", "CSV"],
+    "fingerprint": ["fingerprint", "SITE", "--kind", "tabular", "--classes", "2", "--out", "OUT.json"],
+}  # fmt: skip
+"""Command -> a line that runs it on what ``places`` holds; in this order, as one reads what another wrote."""
+
+
+def every_command():
+    context = cli.click.Context(cli.cli)
+    return {name: cli.cli.get_command(context, name) for name in cli.cli.list_commands(context)}
+
+
+@pytest.fixture(scope="module")
+def places(tmp_path_factory):
+    root = tmp_path_factory.mktemp("commands")
+    csv = root / "csv"
+    csv.mkdir()
+    rows = [f"{'ab'[k % 2]},{k % 7},{(k * 37) % 11},{'yes' if (k * 5) % 7 > 3 else 'no'}" for k in range(240)]
+    (csv / "rows.csv").write_text("\n".join(["hospital,age,score,ill", *rows]) + "\n")
+    (root / "table.csv").write_text("age,sex,cp\n63,1,1\n41,0,2\n")
+    for line in (
+        ["run", "fedavg", *SMALL, "--out", root / "run"],
+        ["export", "fedavg", *SMALL[:2], "--out", root / "job"],
+    ):
+        with pytest.raises(SystemExit) as stop:
+            main([str(word) for word in line])
+        assert stop.value.code == 0
+    return {"RUN": root / "run", "JOB": root / "job", "CSV": csv, "TABLE": root / "table.csv"}
+
+
+@each("name", sorted(every_command()))
+def test_every_command_has_json_and_quiet_once(name):
+    flags = [flag for one in every_command()[name].params for flag in one.opts]
+    assert flags.count("--json") == flags.count("--quiet") == 1
+
+
+@each("name", LINES)
+def test_json_is_all_that_is_printed(name, places, tmp_path, capfd):
+    places = {**places, "SITE": next(places["CSV"].rglob("fairflare_site.yaml"), "")}
+    named = {**{key: str(path) for key, path in places.items()}, "OUT": str(tmp_path / "out")}
+    line = [re.sub("|".join(named), lambda found: named[found[0]], word) for word in LINES[name]]
+    with pytest.raises(SystemExit) as stop:
+        main([*line, "--json", "--quiet"])
+    said = capfd.readouterr()
+    assert stop.value.code == 0 and said.err == "", said.err
+    json.loads(said.out)
+
+
+def test_a_command_without_json_of_its_own_gives_its_lines(capsys):
+    command = cli.click.Command("hello", callback=lambda: print("one\ntwo"))
+    from fairflare.cli.options import for_every_command
+
+    for_every_command(for_every_command(command)).main(["--json"], standalone_mode=False)
+    assert json.loads(capsys.readouterr().out) == {"output": ["one", "two"]}
+
+
+@each(
+    "words, offered", [("fairflare ", "data"), ("fairflare data pre", "preflight"), ("fairflare run --qu", "--quiet")]
+)
+def test_a_shell_completes_groups_verbs_and_options(words, offered, monkeypatch, capsys):
+    monkeypatch.setenv("_FAIRFLARE_COMPLETE", "bash_complete")
+    monkeypatch.setenv("COMP_WORDS", words)
+    monkeypatch.setenv("COMP_CWORD", str(words.count(" ")))
+    with pytest.raises(SystemExit):
+        cli.cli.main(prog_name="fairflare", args=[])
+    assert f"plain,{offered}" in capsys.readouterr().out.splitlines()

@@ -1,0 +1,145 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Laws over what people read of a run, of ten kinds of runs: page, terminal, JSON and Python give the same numbers.
+
+Every printed metric lies in its range, and no verdict word stands against its own interval.
+"""
+
+import json
+import re
+
+import numpy as np
+import pandas as pd
+import pytest
+from bs4 import BeautifulSoup
+
+from cases import each
+from fairflare import Federation
+from fairflare.cli.results import run_result
+from fairflare.core.metric import LARGEST_LOSS, named
+
+N = 360
+RNG = np.random.default_rng(5)
+X = RNG.normal(size=(N, 3))
+RISK = X[:, 0] + 0.7 * RNG.normal(size=N)
+FRAME = pd.DataFrame(X.round(3), columns=["marker", "lactate", "pulse"]).assign(
+    sex=np.where(RNG.random(N) < 0.5, "f", "m"), hospital=np.array(["north", "south", "west"])[np.arange(N) % 3]
+)
+TWO = FRAME.assign(died=np.where(RISK > 0, "yes", "no"))
+THREE = FRAME.assign(stage=np.array(["A", "B", "C"])[np.digitize(RISK, [-0.6, 0.6])])
+AMOUNT = FRAME.assign(days_in_bed=(10 + 3 * RISK).round(2))
+TIMES = FRAME.assign(months=RNG.exponential(10 * np.exp(-RISK)).round(2) + 0.1, dead=(RNG.random(N) < 0.7).astype(int))
+LABELS = FRAME.assign(edema=(RISK > 0.3).astype(int), mass=(RISK + X[:, 1] > 0.5).astype(int))
+UNTIL = {"time": "months", "event": "dead", "horizons": "6,12"}
+SMALL = {"rounds": 3, "min_count": 1}
+READ = {"site": "hospital", "patient": "none", "progress": False, "keep": ["marker", "lactate", "pulse", "sex"]}
+KINDS = {
+    "two classes, alone too": ("fedavg", TWO, {"outcome": "died"}, {"solo": True}),
+    "two classes by group": ("fedufo", TWO, {"outcome": "died", "groups": ["sex"]}, {}),
+    "two classes, recalibrated": ("fedavg", TWO, {"outcome": "died"}, {"settings": {"after": "recalibrate"}}),
+    "own models": ("ditto", TWO, {"outcome": "died"}, {}),
+    "three classes": ("fedism-plus", THREE, {"outcome": "stage"}, {"solo": True}),
+    "grades": ("fedavg", THREE, {"outcome": "stage"}, {"kind": "ordinal", "classes": "A,B,C"}),
+    "an amount": ("fedheal", AMOUNT, {"outcome": "days_in_bed"}, {"kind": "regression", "solo": True}),
+    "times": ("fedavg", TIMES, UNTIL, {"kind": "survival", "solo": True}),
+    "labels": ("fedavg", LABELS, {"outcome": "edema,mass"}, {"kind": "multilabel"}),
+    "exact regression": ("glm", TWO, {"outcome": "died"}, {"solo": True}),
+}  # fmt: skip
+SHOWN = re.compile(r"[-+\u2212]?\d+\.\d+")
+
+
+@pytest.fixture(scope="module")
+def runs():
+    """Kind -> its run, its JSON, the terminal's lines and the page, each made when it is first asked for."""
+    made = {}
+
+    def of(name):
+        if name not in made:
+            method, frame, reading, how = KINDS[name]
+            run = Federation(method, **SMALL, **how).fit(frame, **READ, **reading)
+            summary = json.loads((run.folder / "report.json").read_text(encoding="utf-8"))
+            page = BeautifulSoup(run.report().read_text(encoding="utf-8"), "html.parser")
+            made[name] = run, summary, page
+        return made[name]
+
+    return of
+
+
+def number(text):
+    return float(text.replace("\u2212", "-").replace("+", ""))
+
+
+def terminal(summary, folder, capsys):
+    """Label -> the numbers in its row of the terminal's table, and all lines."""
+    capsys.readouterr()
+    run_result(summary, folder)
+    lines = capsys.readouterr().out.splitlines()
+    cells = [[cell.strip() for cell in line.strip("│").split("│")] for line in lines if line.startswith("│")]
+    return {row[0]: row[1:] for row in cells if row[0]}, lines
+
+
+def objects(value):
+    """Every mapping within JSON values."""
+    if isinstance(value, dict):
+        yield value
+    for one in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
+        yield from objects(one)
+
+
+def printed(text, label):
+    """Numbers that follow a metric's label in a sentence; those with a sign are differences."""
+    found = re.findall(rf"(?<![\w-]){re.escape(label)}[:,]? (?:is |of )?(\d+\.\d+)", text, re.I)
+    return [number(one) for one in found]
+
+
+@each("name", KINDS)
+def test_equal_questions_have_equal_numbers(name, runs, capsys):
+    run, summary, page = runs(name)
+    rows, _ = terminal(summary, run.folder, capsys)
+    labels = {one["label"]: metric for metric, one in summary["detail"]["metrics"].items()}
+    asked = [label for label in rows if labels.get(label) in run.sites.columns]
+    assert asked
+    for label in asked:
+        values = run.sites[labels[label]].dropna().astype(float)
+        for place, expected in ((0, values.mean()), (3, values.max() - values.min())):
+            if SHOWN.fullmatch(rows[label][place]):
+                assert number(rows[label][place]) == pytest.approx(expected, abs=6e-4, rel=6e-3), (label, place)
+    headline = summary["fairness"]
+    assert run.sites[headline["metric"]].astype(float).mean() == pytest.approx(headline["mean"], abs=1e-9)
+    (average,) = re.findall(r"([\d.]+) on average", page.h1.get_text()) or ["nan"]
+    assert average == "nan" or number(average) == pytest.approx(headline["mean"], abs=6e-3, rel=6e-3)
+
+
+@each("name", KINDS)
+def test_every_printed_metric_lies_in_its_range(name, runs, capsys):
+    run, summary, page = runs(name)
+    _, lines = terminal(summary, run.folder, capsys)
+    text = " ".join([*lines, page.get_text(" ")])
+    known = {metric: (one["label"], named(metric)) for metric, one in summary["detail"]["metrics"].items()}
+    for label, metric in known.values():
+        ends = metric.low, metric.high if metric.high < LARGEST_LOSS else np.inf
+        assert all(ends[0] <= value <= ends[1] for value in printed(text, label)), label
+    for one in objects(summary):
+        for metric in known.keys() & one.keys():
+            if isinstance(one[metric], float):
+                assert known[metric][1].low <= one[metric] <= known[metric][1].high, (metric, one[metric])
+        low, high = one.get("low"), one.get("high")
+        middle = one.get("value", one.get("mean", one.get("benefit")))
+        if all(isinstance(value, int | float) for value in (low, high, middle)):
+            assert low - 1e-9 <= middle <= high + 1e-9, one
+
+
+@each("name", KINDS)
+def test_no_verdict_stands_against_its_interval(name, runs):
+    _, summary, page = runs(name)
+    words = {"gains": 1, "better": 1, "loses": -1, "worse": -1, "harmed": -1}
+    for one in objects(summary):
+        if one.get("verdict") and isinstance(one.get("low"), float) and "benefit" in one:
+            side = (one["low"] > 0) - (one["high"] < 0)
+            assert words.get(one["verdict"], 0) in (0, side) and (side == 0 or one["verdict"] in words), one
+    for row in page.select("tr"):
+        cells = row.get_text(" ")
+        ends = re.search(r"([+\u2212-]\d+\.\d+) to ([+\u2212-]\d+\.\d+)", cells)
+        told = [side for word, side in words.items() if re.search(rf"\b{word}\b", cells)]
+        if ends and told:
+            low, high = map(number, ends.groups())
+            assert set(told) == {(low >= 0) - (high <= 0)} and (low, high) != (0, 0), cells
