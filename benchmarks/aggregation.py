@@ -256,7 +256,7 @@ def memory(id: str, sites: int, *, toy: bool = False, full: bool = False) -> dic
     torch.set_num_threads(1)
     small, trainable = initial(1.0, True)
     run(id, [small], trainable, {f"site-{k}": made_up(id, small, f"site-{k}", k) for k in range(2)}, WARM)
-    with tempfile.TemporaryFile() as file:
+    with tempfile.NamedTemporaryFile() as file:
         model, trainable = initial(SMALLER if sites >= MANY and not full else 1.0, toy)
         different = TURNS if full else sites
         made = [on_disk(made_up(id, model, "", k), file) for k in range(different)]
@@ -366,7 +366,7 @@ def on_disk(answer: Answer, file: Any) -> Answer:
     """The answer with its update in ``file``."""
     entries = {}
     for key, value in answer.update.items():
-        entries[key] = Stored(file, file.seek(0, os.SEEK_END), value.dtype, tuple(value.shape))
+        entries[key] = Stored(Path(file.name), file.seek(0, os.SEEK_END), value.dtype, tuple(value.shape))
         file.write(value.numpy().tobytes())
     file.flush()
     return dataclasses.replace(answer, update=entries)
