@@ -132,8 +132,12 @@ def test_a_configuration_is_valid_by_construction(change, message):
 
 def test_a_sites_own_file_is_valid_by_construction():
     assert SiteConfig(cache_rate=1).cache_rate == 1.0
-    with pytest.raises(UserError, match="scale: expected factors other than 0"):
-        SiteConfig(scale={"age": 0.0})
+    for keys, message in (
+        ({"gpu": "first"}, "gpu: expected a whole number, got 'first'"),
+        ({"gpu": 0, "gpus": "1"}, ""),
+    ):
+        with pytest.raises(UserError, match=message or "gpus: expected gpu or gpus, got 'both'"):
+            SiteConfig(**keys)
 
 
 @each(

@@ -83,6 +83,52 @@ def test_the_second_pass_of_gsam_may_run_out_of_memory():
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.parametrize("name", TRAINERS)
+def test_two_devices_give_the_gradient_of_one(name):
+    """The second one is a CPU too: it computes with copies of the weights, on its own half of every batch."""
+
+    class Watching(Small):
+        places: list = []
+
+        def forward(self, x):
+            self.places.append(self.inner[0].weight.data_ptr())
+            return super().forward(x)
+
+    one, two = make_work(plain()), make_work(Watching(room=99))
+    two.execution = Execution(beside=(torch.device("cpu"),))
+    for work in (one, two):
+        work.orders, work.groups = {"weight": 0.5, "weight/a": 1.0, "weight/b": 2.0}, ("a", "b")
+    losses = [TRAINERS[name].train(work) for work in (one, two)]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-5) and set(two.network.sizes) == {4}
+    home = two.network.inner[0].weight.data_ptr()
+    assert [place == home for place in two.network.places] == [True, False] * (len(two.network.places) // 2)
+    for a, b in zip(one.network.parameters(), two.network.parameters()):
+        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
+
+
+def test_batch_norm_keeps_the_first_devices_statistics_and_a_network_with_hooks_stays_whole():
+    torch.manual_seed(0)
+    inputs, targets = torch.randn(9, 4), torch.randint(2, (9,))
+    network = nn.Sequential(nn.BatchNorm1d(4), nn.Linear(4, 2))
+    alone = nn.BatchNorm1d(4)
+    alone(inputs[:4])
+    execution = Execution(beside=(torch.device("cpu"),))
+    execution.backward(network, inputs, lambda outputs, rows: nn.functional.cross_entropy(outputs, targets[rows]))
+    assert torch.equal(network[0].running_mean, alone.running_mean) and int(network[0].num_batches_tracked) == 1
+    sizes = []
+    network[1].register_forward_hook(lambda module, given, outputs: sizes.append(len(outputs)))
+    execution.backward(network, inputs, lambda outputs, rows: nn.functional.cross_entropy(outputs, targets[rows]))
+    assert sizes == [9]
+
+
+def test_parts_on_two_devices_are_halved_when_memory_runs_out():
+    whole, parts = make_work(plain()), make_work(Small(room=2))
+    parts.execution = Execution(beside=(torch.device("cpu"),))
+    losses = [PlainTrainer().train(work) for work in (whole, parts)]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-5)
+    assert parts.execution.micro_batch == 2 and parts.network.sizes[:6] == [4, 2, 2, 2, 2, 2]
+
+
 @pytest.mark.parametrize(
     "n, most, sizes", [(8, 4, [4, 4]), (7, 3, [2, 2, 3]), (5, 2, [2, 3]), (3, 2, [3]), (6, 9, [6])]
 )

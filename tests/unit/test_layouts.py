@@ -107,13 +107,41 @@ def test_a_site_s_own_layout_wins():
     assert Execution(torch.device("cuda:0")).memory_format is torch.channels_last
 
 
-@pytest.mark.parametrize("layout", ["contiguous", "channels_last"])
+@pytest.mark.parametrize("layout", ["contiguous", "channels_last", "fastest"])
 def test_layouts_round_otherwise_and_compute_the_same(layout):
     expected_loss, expected = gradients(Execution())
     loss, found = gradients(Execution(layout=layout))
     torch.testing.assert_close(loss, expected_loss)
     for a, b in zip(found, expected):
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("faster, last", [(torch.channels_last, True), (torch.contiguous_format, False)])
+def test_the_layout_that_takes_less_time_is_used_from_then_on(faster, last, monkeypatch):
+    network, (x, y), execution = Watching(convolutions()), images(), Execution(layout="fastest")
+    monkeypatch.setattr(Execution, "_timed", lambda self, *_: 1.0 if self.memory_format is faster else 2.0)
+    assert execution.is_undecided
+    execution.compare_layouts(network, x, lambda outputs, rows: F.cross_entropy(outputs, y[rows]))
+    assert execution.memory_format is faster and not execution.is_undecided
+    execution.place(network)
+    execution.backward(network, x, lambda outputs, rows: F.cross_entropy(outputs, y[rows]))
+    assert network.seen[-1] is last
+    assert network.inner[0].weight.is_contiguous(memory_format=torch.channels_last) is last
+
+
+def test_comparing_layouts_changes_nothing_but_time(monkeypatch):
+    """Rows have one layout only, so that the round must be the same to the last bit."""
+    instruction = Instruction("train", Round(1, 3), initial_model())
+    plain, timed = (make_sites(1, trainer=GSAM())["site-1"] for _ in range(2))
+    timed.execution = Execution(layout="fastest")
+    calls = []
+    real = Execution.compare_layouts
+    monkeypatch.setattr(Execution, "compare_layouts", lambda *args: (calls.append(1), real(*args)))
+    expected = plain.handle(instruction).update
+    for _ in range(2):
+        found = timed.handle(instruction).update
+        assert all(torch.equal(found[key], expected[key]) for key in expected)
+    assert calls == [1]
 
 
 @pytest.mark.slow
@@ -141,8 +169,8 @@ def test_hooks_see_every_pass_of_a_network_that_would_be_compiled(monkeypatch):
 
 def test_a_site_file_says_how_the_site_computes(tmp_path):
     path = Path(tmp_path, "site.yaml")
-    path.write_text("layout: contiguous\ncompiler: inductor\n")
-    assert (read_site_config(path).layout, read_site_config(path).compiler) == ("contiguous", "inductor")
+    path.write_text("layout: fastest\ncompiler: inductor\n")
+    assert (read_site_config(path).layout, read_site_config(path).compiler) == ("fastest", "inductor")
     path.write_text("layout: nchw\n")
     with pytest.raises(UserError, match="layout: expected .*channels_last.*, got 'nchw'"):
         read_site_config(path)
@@ -158,17 +186,18 @@ def test_sites_of_one_machine_take_its_gpus_in_turn(monkeypatch):
     assert [shared_gpu(place) for place in range(4)] == [0, 1, 0, 1]
 
 
-def test_a_site_file_names_its_gpu(monkeypatch):
-    def device(**keys):
-        return str(_execution(SiteConfig(**keys), Training(), 0).device)
+def test_a_site_file_may_name_several_gpus(monkeypatch):
+    def devices(**keys):
+        execution = _execution(SiteConfig(**keys), Training(), 0)
+        return [str(device) for device in (execution.device, *execution.beside)]
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert device(gpu=1) == "cpu"
+    assert devices(gpus="0, 1") == ["cpu"]
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    assert device(gpu=1) == "cuda:1" and device() == "cuda:0"
+    assert devices(gpus="1,0") == ["cuda:1", "cuda:0"] and devices(gpu=1) == ["cuda:1"] and devices() == ["cuda:0"]
     with pytest.raises(UserError, match="gpu: expected a number below 2, got 2"):
-        device(gpu=2)
+        devices(gpus="0,2")
 
 
 @each(

@@ -6,9 +6,11 @@ from __future__ import annotations
 import ctypes
 import functools
 import os
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import chain
 from typing import Any, Literal, ParamSpec, TypeVar
 
@@ -22,10 +24,12 @@ R = TypeVar("R")
 T = TypeVar("T", bound="Iterable[torch.Tensor]")
 N = TypeVar("N", bound="torch.nn.Module")
 Precision = Literal["auto", "float32", "bfloat16"]
-Layout = Literal["auto", "contiguous", "channels_last"]
+Layout = Literal["auto", "contiguous", "channels_last", "fastest"]
 Compiler = Literal["none", "inductor", "cudagraphs"]
 LossOf = Callable[["torch.Tensor", slice], "torch.Tensor"]
 """Outputs of some rows and the rows -> their part of the batch's loss; the parts add up to it."""
+TRIES = 3
+"""Training passes by which two layouts are compared, after one that nobody times."""
 KEEP = {-1: 2**28, -3: 2**25}
 """glibc's M_TRIM_THRESHOLD, and M_MMAP_THRESHOLD at its largest: bytes."""
 GIVE_BACK = {-3: 2**19, -8: 2}
@@ -58,8 +62,12 @@ class Execution:
             and evaluation always compute in the network's own precision.
         micro_batch: the most examples of one training pass; None: a whole batch. Halved when memory runs out.
         layout: of images and convolutions in memory: "auto" is channels_last on a GPU, on a CPU where ``is_narrow``
-            says so of the network, and else as the network has it. Another layout rounds otherwise.
+            says so of the network, and else as the network has it; "fastest" is what ``compare_layouts`` has found.
+            Another layout rounds otherwise.
         compiler: backend of ``torch.compile`` for training passes; rounds otherwise, too.
+        beside: further devices, of the same type: each training batch is shared out among all. The gradient is that of
+            the batch, rounded otherwise; BatchNorm sees each device's share, and keeps the statistics of the first's.
+            Networks with hooks stay on ``device``.
     """
 
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
@@ -67,8 +75,10 @@ class Execution:
     micro_batch: int | None = None
     layout: Layout = "auto"
     compiler: str = "none"
+    beside: tuple[torch.device, ...] = ()
 
     def __post_init__(self) -> None:
+        self._faster: torch.memory_format | None = None
         self._compiled: tuple[torch.nn.Module, Callable[..., Any]] | None = None
 
     @property
@@ -80,7 +90,8 @@ class Execution:
         """The layout of images and convolutions; preserve_format: as the network and the data have it."""
         if self.layout == "auto":
             return torch.channels_last if self.on_gpu else torch.preserve_format
-        return torch.channels_last if self.layout == "channels_last" else torch.contiguous_format
+        named = torch.channels_last if self.layout == "channels_last" else torch.contiguous_format
+        return self._faster or named
 
     def place(self, network: torch.nn.Module) -> None:
         """Move ``network`` to the device and its convolutions to the layout, where they are not there yet."""
@@ -94,6 +105,36 @@ class Execution:
             network.to(self.device)
             if wanted != torch.preserve_format:
                 network.to(memory_format=wanted)  # type: ignore[call-overload]  # torch's stubs lack it
+
+    @property
+    def is_undecided(self) -> bool:
+        """Whether ``compare_layouts`` has yet to say which layout is the fastest."""
+        return self.layout == "fastest" and self._faster is None
+
+    def compare_layouts(self, network: torch.nn.Module, inputs: torch.Tensor, loss_of: LossOf) -> None:
+        """Time training passes in both layouts and take the faster one from now on.
+
+        Buffers change and random numbers are drawn: call it before the round's model is loaded.
+
+        Args:
+            network: any weights; its gradients are cleared.
+            inputs: (N, ...) on the device; the layouts are the same unless they are images.
+        """
+        formats = (torch.contiguous_format, torch.channels_last) if inputs.dim() == 4 else (torch.contiguous_format,)
+        seconds = {}
+        for self._faster in formats:
+            self.place(network)
+            seconds[self._faster] = min([self._timed(network, inputs, loss_of) for _ in range(TRIES + 1)][1:])
+        network.zero_grad(set_to_none=True)
+        self._faster = min(formats, key=lambda one: seconds[one])
+
+    def _timed(self, network: torch.nn.Module, inputs: torch.Tensor, loss_of: LossOf) -> float:
+        """Wall seconds of a training pass on a GPU, process CPU seconds elsewhere."""
+        clock = time.perf_counter if self.on_gpu else time.process_time
+        started = clock()
+        loss = self._passes(network.train(), inputs, loss_of)
+        float(loss)  # waits for the GPU
+        return clock() - started
 
     def backward(self, network: torch.nn.Module, inputs: torch.Tensor, loss_of: LossOf) -> torch.Tensor:
         """Add the gradient of a batch's loss to the parameters' gradients, in as many passes as memory needs.
@@ -114,7 +155,7 @@ class Execution:
         try:
             return self._passes(network, inputs, loss_of)
         except torch.OutOfMemoryError:
-            size = min(self.micro_batch or len(inputs), len(inputs))
+            size = min(self.micro_batch or len(inputs), -(-len(inputs) // len(self._runners(network))))
             if size < 2 * LEAST:
                 raise
         # Out of the handler, whose traceback would keep the failed pass in memory.
@@ -135,19 +176,21 @@ class Execution:
             network.zero_grad(set_to_none=True)
 
     def _passes(self, network: torch.nn.Module, inputs: torch.Tensor, loss_of: LossOf) -> torch.Tensor:
-        whole = slice(0, inputs.shape[0])
-        if self.device.type == "cpu" and self.compiler == "none" and not self.micro_batch:
+        rows = slice(0, inputs.shape[0])
+        if self.device.type == "cpu" and self.compiler == "none" and not self.beside and not self.micro_batch:
             # The same engine without the checks in Python, which cost a small model a quarter of its pass.
-            loss = self._loss(network, inputs, loss_of, whole)
+            loss = self._loss(network, inputs, loss_of, rows)
             torch.autograd.Variable._execution_engine.run_backward(
                 (loss,), (torch.ones_like(loss),), False, False, (), allow_unreachable=True, accumulate_grad=True
             )
             return loss.detach()
-        losses, runner = [], self._runner(network)
-        for rows in self._parts(whole.stop):
-            loss = self._loss(runner, inputs, loss_of, rows)
-            loss.backward()
-            losses.append(loss.detach())
+        losses, runners = [], self._runners(network)
+        parts = self._parts(rows.stop, len(runners))
+        for start in range(0, len(parts), len(runners)):
+            # All devices compute forward before the first one computes backward.
+            some = [self._loss(runner, inputs, loss_of, rows) for runner, rows in zip(runners, parts[start:])]
+            torch.autograd.backward(some)
+            losses += [loss.detach() for loss in some]
         return losses[0] if len(losses) == 1 else torch.stack(losses).sum()
 
     def _loss(self, runner: Callable[..., Any], inputs: torch.Tensor, loss_of: LossOf, rows: slice) -> torch.Tensor:
@@ -161,19 +204,24 @@ class Execution:
             outputs = runner(some)
         return loss_of(outputs.float() if outputs.dtype == torch.bfloat16 else outputs, rows)
 
-    def _parts(self, n: int) -> list[slice]:
-        """Rows of each pass: equal shares, none of them a single example where possible."""
+    def _parts(self, n: int, fewest: int = 1) -> list[slice]:
+        """Rows of each pass: equal shares, none of them a single example, where possible so many."""
         most = self.micro_batch or n
-        parts = max(1, min(-(-n // most), n // LEAST))
+        parts = max(1, min(max(-(-n // most), fewest), n // LEAST))
         edges = [k * n // parts for k in range(parts + 1)]
         return [slice(a, b) for a, b in zip(edges, edges[1:])]
 
-    def _runner(self, network: torch.nn.Module) -> Callable[..., Any]:
-        """Inputs to outputs: compiled where that is wanted, and nothing in the network wants to see what passes."""
-        if self.compiler == "none" or any(m._forward_hooks or m._forward_pre_hooks for m in network.modules()):
-            return network
-        self._compiled = self._compiled or (network, torch.compile(network, backend=self.compiler))
-        return self._compiled[1] if self._compiled[0] is network else network
+    def _runners(self, network: torch.nn.Module) -> list[Callable[..., Any]]:
+        """Inputs to outputs, both on ``device``, for each device that takes a part of a batch."""
+        hooks = (module._forward_hooks or module._forward_pre_hooks for module in network.modules())
+        # Compiled code calls no hooks, and what they see elsewhere would lie on different devices.
+        if (self.beside or self.compiler != "none") and any(hooks):
+            return [network]
+        runner: Callable[..., Any] = network
+        if self.compiler != "none":
+            self._compiled = self._compiled or (network, torch.compile(network, backend=self.compiler))
+            runner = self._compiled[1] if self._compiled[0] is network else network
+        return [runner, *(partial(_elsewhere, network, self.device, other) for other in self.beside)]
 
 
 def is_narrow(network: torch.nn.Module) -> bool:
@@ -196,6 +244,21 @@ def placed(network: N, device: torch.device) -> N:
 def plainly(tensor: torch.Tensor) -> torch.Tensor:
     """A contiguous copy on the CPU: what leaves a network is summed in the same order wherever it has been."""
     return tensor.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
+
+
+def _elsewhere(
+    network: torch.nn.Module, home: torch.device, device: torch.device, inputs: torch.Tensor
+) -> torch.Tensor:
+    """The network's outputs as computed on ``device``, from copies of its weights: gradients come back through them.
+
+    What the network changes in its buffers is lost with the copies.
+    """
+    from torch.func import functional_call
+
+    entries = chain(network.named_parameters(), network.named_buffers())
+    copies = {name: entry.to(device, non_blocking=True, copy=True) for name, entry in entries}
+    outputs: torch.Tensor = functional_call(network, copies, (inputs.to(device, non_blocking=True),))
+    return outputs.to(home, non_blocking=True)
 
 
 def memory_findings(

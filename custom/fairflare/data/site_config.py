@@ -15,12 +15,15 @@ from pydantic.dataclasses import dataclass
 
 from fairflare.core.errors import UserError
 from fairflare.core.execution import Compiler, Layout
-from fairflare.core.validation import SITE, STRICT, Range, check_plain, expected, one_line
+from fairflare.core.validation import SITE, STRICT, Range, Text, check_plain, expected, one_line
 from fairflare.data.readers.table_features import gaps_of
 
 LARGEST = 65_536
 """Bytes of a file."""
 VARIABLE = "FAIRFLARE_SITE_CONFIG"
+GPUS = r"( *\d{1,4} *(, *\d{1,4} *){0,63})?"
+"""What ``gpus`` looks like."""
+MOST_GPUS = 1024
 CONVERSION = ("scale", "shift", "recode")
 FILES = ("fairflare_site.yaml", "fairflare_site.yml", "fairflare_site.json")
 
@@ -35,6 +38,7 @@ class SiteConfig:
             of the datalist may lead out of it.
         datalist: the site's datalist or table, relative to ``data_root`` and inside it.
         gpu: number of the GPU to use; None takes the first one, where there is one.
+        gpus: numbers of several, separated by commas, which share every training batch; inexact. Empty: ``gpu`` alone.
         batch_size: in place of the job's, for a smaller GPU; None keeps the job's.
         num_workers: threads that read images ahead of the training; 0 reads them when they are needed.
         cache_rate: share of the images that stay in memory once read, in [0, 1].
@@ -55,6 +59,7 @@ class SiteConfig:
     data_root: str = ""
     datalist: str = ""
     gpu: Annotated[int, Range(0, 1023)] | None = None
+    gpus: Annotated[str, Text(pattern=GPUS, words="different numbers below 1024, as in 0,1")] = ""
     batch_size: Annotated[int, Range(2, 65_536)] | None = None
     num_workers: Annotated[int, Range(0, 1024)] = 0
     cache_rate: Annotated[float, Range(0, 1)] = 1.0
@@ -73,6 +78,11 @@ class SiteConfig:
 
     def __post_init__(self) -> None:
         """Raises UserError where two keys contradict each other."""
+        numbers = self.gpu_numbers
+        fits = len(set(numbers)) == len(numbers) and max(numbers, default=0) < MOST_GPUS
+        expected("gpus", fits, "different numbers below 1024, as in 0,1", self.gpus)
+        expected("gpus", not (numbers and self.gpu is not None), "gpu or gpus", "both")
+        expected("gpus", not (numbers and self.compiler != "none"), "no compiler beside several GPUs", self.compiler)
         expected("scale", all(self.scale.values()), "factors other than 0", self.scale)
 
     @property
@@ -99,6 +109,10 @@ class SiteConfig:
             with contextlib.suppress(ValueError):  # a cell that is no number is the reader's
                 found[row] = cell if cell in gaps else f"{float(cell) * by + plus:.12g}"
         return found
+
+    @property
+    def gpu_numbers(self) -> tuple[int, ...]:
+        return tuple(int(number) for number in self.gpus.split(",") if number.strip())
 
 
 def find_site_config(local: Path | None = None, site: str = "") -> SiteConfig | None:

@@ -171,6 +171,12 @@ class Site:
         if instruction.task != "preflight" and self._find_data():
             raise RuntimeError(f"site {self.name}: its data have errors; see preflight")
         self.execution.place(self.network)
+        if instruction.task == "train" and self.execution.is_undecided:
+            batch, objective = self._trial()
+            self.execution.compare_layouts(
+                self.network, batch.inputs, lambda outputs, rows: objective(outputs, batch.targets[rows])
+            )
+            seed_everything(seed)
         return work[instruction.task](self, instruction)
 
     def _find_data(self) -> list[Finding]:

@@ -200,7 +200,7 @@ def test_a_site_configuration_finds_the_sites_data(tmp_path):
     data = write_images(tmp_path / "data", masks=True)
     (tmp_path / "fairflare_site.yaml").write_text("data_root: data\ndatalist: client_west.json\nbatch_size: 4\n")
     own = find_site_config(tmp_path)
-    assert own == SiteConfig(str(data), "client_west.json", batch_size=4)
+    assert own == SiteConfig(str(data), "client_west.json", batch_size=4) and own.gpu_numbers == ()
     task = tasks.load("segmentation", labels="lesion", size=32)
     assert task.local_data("hospital", own).size("train") == 12
     with pytest.raises(UserError, match="site hospital: expected a site configuration"):
@@ -220,6 +220,12 @@ def test_a_site_configuration_finds_the_sites_data(tmp_path):
         ("{data_root: a, datalist: ../b.json}", "datalist: expected a path inside data_root, got '../b.json'"),
         ("cache_rate: 2", "cache_rate: expected a number from 0 to 1, got 2"),
         ("gpu: first", "gpu: expected a whole number"),
+        ("gpus: first", "gpus: expected different numbers below 1024, as in 0,1, got 'first'"),
+        ("gpus: 0,0", "gpus: expected different numbers below 1024, as in 0,1, got '0,0'"),
+        ("gpus: 0,1024", "gpus: expected different numbers below 1024"),
+        ("gpus: [0, 1]", "gpus: expected text"),
+        ("{gpu: 0, gpus: '0,1'}", "gpus: expected gpu or gpus, got 'both'"),
+        ("{compiler: inductor, gpus: '0,1'}", "gpus: expected no compiler beside several GPUs, got 'inductor'"),
         ("data_root: 3", "data_root: expected text, got 3"),
         ("[1, 2]", "expected keys and values, got list"),
         ("a: [", "expected a YAML or JSON file"),

@@ -202,8 +202,11 @@ def _execution(own: SiteConfig | None, training: Training, place: int) -> Execut
     keep_freed_memory()  # in a process that trains; a server gives back what it held of a round
     if own is None:
         return Execution(default_device(shared_gpu(place)), training.precision)
-    device = default_device(shared_gpu(place) if own.gpu is None else own.gpu)
-    return Execution(device, training.precision, layout=own.layout, compiler=own.compiler)
+    first, *others = own.gpu_numbers or (shared_gpu(place) if own.gpu is None else own.gpu,)
+    device = default_device(first)
+    # Without a GPU there is one device, the CPU.
+    beside = tuple(default_device(other) for other in others) if device.type == "cuda" else ()
+    return Execution(device, training.precision, layout=own.layout, compiler=own.compiler, beside=beside)
 
 
 def new_credentials(config: RunConfig) -> tuple[Credentials, Credentials]:
