@@ -16,14 +16,14 @@ PACKAGES = {
     "__main__": 10,
     "aggregators": 1_920,
     "api": 880,
-    "cli": 3_290,
+    "cli": 3_350,
     "client": 70,
-    "core": 4_180,
-    "data": 3_740,
+    "core": 4_240,
+    "data": 3_750,
     "datasets": 1_020,
     "decision": 1_990,
-    "engine": 11_570,
-    "estimators": 200,
+    "engine": 11_580,
+    "estimators": 280,
     "flare": 4_610,
     "functional": 2_770,
     "import_data": 5_700,
@@ -41,8 +41,8 @@ PACKAGES = {
 }
 """Package or module of ``custom/fairflare`` -> the most lines that its Python files may have."""
 FOLDERS = {
-    "custom": (70_150, 34_770),
-    "tests": (60_300, None),
+    "custom": (70_370, 34_890),
+    "tests": (60_720, None),
     "lab/fairflare_lab": (13_980, None),
     "lab/tests": (10_910, None),
 }
