@@ -18,7 +18,8 @@ import click
 from fairflare.cli import console, options
 from fairflare.core.errors import RunFailed, UserError
 from fairflare.core.validation import flag
-from fairflare.studies.run_file import Values, beneath, own_data, read_yaml
+from fairflare.studies.plain_yaml import read_yaml
+from fairflare.studies.run_file import Values, beneath, own_data
 from fairflare.tasks.forms import FORMS
 
 if TYPE_CHECKING:

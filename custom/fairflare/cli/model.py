@@ -235,7 +235,7 @@ def _by_mapping(data: Path, mapping: Path, *, labelled: bool) -> Iterator[Path]:
     """
     from fairflare.data.readers.datalist import PATIENTS
     from fairflare.import_data.patient_rows import as_table, checked
-    from fairflare.studies.run_file import read_yaml
+    from fairflare.studies.plain_yaml import read_yaml
 
     rules = checked(read_yaml(mapping, "mapping"), mapping.name)
     if labelled and not rules.outcome:

@@ -117,7 +117,7 @@ class Configuration:
 
     def __init__(self, folder: Path) -> None:
         from fairflare.engine.files import read_json
-        from fairflare.studies.run_file import SUFFIXES, read_yaml
+        from fairflare.studies.plain_yaml import SUFFIXES, read_yaml
 
         names = [folder / "configs" / f"{TRAIN}{suffix}" for suffix in (".json", *SUFFIXES)]
         self.path = next((one for one in names if one.is_file()), names[0])

@@ -24,8 +24,9 @@ from pydantic_core import PydanticCustomError
 from fairflare.core import user_code
 from fairflare.core.errors import UserError
 from fairflare.core.settings import nested
-from fairflare.core.validation import SITE, Range, Seed, check_plain, expected, refused, shown, unlisted
+from fairflare.core.validation import SITE, Range, Seed, expected, refused, shown, unlisted
 from fairflare.studies.labels import RUN_FILE, as_text, flat_settings, parse_pairs
+from fairflare.studies.plain_yaml import SUFFIXES, read_yaml
 from fairflare.tasks.forms import FORMS
 
 if TYPE_CHECKING:
@@ -33,9 +34,7 @@ if TYPE_CHECKING:
 
     from fairflare.engine.setup.config import RunConfig
 
-LARGEST = 65_536
 """Bytes of a file."""
-SUFFIXES = (".yaml", ".yml")
 DAY = 86400.0
 MOST_WORKERS = 1024
 ROBUST = {"robust": "mixed"}
@@ -433,40 +432,6 @@ def read_run_file(path: Path) -> FederationFile:
     where, content = f"run file {path.name}", read_yaml(path)
     expected(where, "method" in content, "the key 'method'", list(content))
     return FederationFile.read(content, where, path.resolve().parent)
-
-
-def read_yaml(path: Path, what: str = "run file") -> dict[str, Any]:
-    """The keys and values of a YAML file, read as plain data.
-
-    Raises UserError: no such file, no mapping, a key twice, too large, or other values than text, numbers, lists and
-    mappings.
-    """
-    from fairflare.engine.files import read_bytes
-
-    where = f"{what} {path.name}"
-    try:
-        content = yaml.load(read_bytes(path, LARGEST).decode("utf-8"), Loader=_Loader)
-    except yaml.MarkedYAMLError as error:
-        line = f"line {error.problem_mark.line + 1}: " if error.problem_mark else ""
-        raise UserError(f"{where}: {line}{error.problem or 'is no YAML'}") from None
-    except (ValueError, yaml.YAMLError, RecursionError, TypeError) as error:
-        raise UserError(f"{where}: expected a YAML file ({type(error).__name__})") from None
-    is_list = isinstance(content, list)  # it is not shown: its aliases may make a small file long
-    expected(where, isinstance(content, dict), "keys and values", "a list" if is_list else content)
-    check_plain(where, content)
-    found: dict[str, Any] = content
-    return found
-
-
-class _Loader(yaml.SafeLoader):
-    """Makes plain data only, and refuses a key that is there twice."""
-
-    def construct_mapping(self, node: Any, deep: bool = False) -> Any:
-        names = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
-        for name in names:
-            if names.count(name) > 1:
-                raise yaml.MarkedYAMLError(problem=f"{shown(name)} is given twice", problem_mark=node.start_mark)
-        return super().construct_mapping(node, deep)
 
 
 def write_run_file(config: RunConfig, folder: Path, env: str) -> None:
