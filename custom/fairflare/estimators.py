@@ -258,9 +258,7 @@ class FederatedSurvival(_Federated):
 
 def _times(y: Any) -> tuple[np.ndarray, np.ndarray]:
     """Two (N,): times and whether there was an event."""
-    names = list(
-        getattr(y, "columns", None) if hasattr(y, "columns") else getattr(y, "dtype", np.dtype(int)).names or ()
-    )
+    names = list(y.columns if hasattr(y, "columns") else getattr(y, "dtype", np.dtype(int)).names or ())
     if not {"time", "event"} <= set(names):
         raise Refused(
             f"y: expected a structured array or a DataFrame with time and event, got {names or type(y).__name__}"

@@ -95,8 +95,7 @@ def join(
         export_job(job_of(question, secure=secure), export, name=None, simulation=env == "sim", force=force)
         return None
     if secure or env != "local":
-        where = {"env": env, "deployment": deployment, "secure": secure}
-        found = measure_by_job(question, folder, force=force, **where)
+        found = measure_by_job(question, folder, secure=secure, env=env, deployment=deployment, force=force)
     else:
         found = measure(question, folder, force=force, workers=workers)
     said = lines(found) if found.get("averages") is not None else []

@@ -92,7 +92,7 @@ class Question:
         bare = {key.rpartition(".")[2]: value for key, value in file.values.items()}
         own = {key: value for key, value in bare.items() if key in taken}
         units = {name: (rule.unit, rule.usual) for name, rule in file.columns.items() if rule.usual}
-        made = {"task": task, "classes": file.classes, "method": file.method, "units": units}
+        made: dict[str, Any] = {"task": task, "classes": file.classes, "method": file.method, "units": units}
         return replace(self, values={**own, **self.values}, **made)
 
 

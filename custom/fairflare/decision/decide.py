@@ -295,10 +295,12 @@ class Site:
         by_regression = {key: slopes.gain(part.of, part.q) for key, part in parts.items()}
         right = parts["J"].of if "J" in parts else self._posterior_right(known, one)
         q, limits = self._right(one, "J").q, (margin(self.hospital.prevalence), 0.0)
-        mixes = [safe_mix(q, right, limit) for limit in limits]
+        mix, strict = (safe_mix(q, right, limit) for limit in limits)
         models = known.total(sums.MODELS)
         others_features = rules.Others(known.rows - len(self.hospital.y), models["powers"] - powers(self.hospital))
-        found = Answer(self.hospital, Verdict(UNTOLD, UNTOLD), one, by_outcomes, by_regression, *mixes, self.columns)
+        found = Answer(
+            self.hospital, Verdict(UNTOLD, UNTOLD), one, by_outcomes, by_regression, mix, strict, self.columns
+        )
         return self.judged(found, known.plan, others_features, known.pooled)
 
     def _posterior_right(self, known: Known, one: Assessment) -> Normals:

@@ -13,11 +13,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from fairflare.decision.estimands import Estimate, Folds, loss_difference, margin, mean_over_patients
 from fairflare.decision.heterogeneity import MIN_HOSPITALS, average, posteriors
-from fairflare.decision.regression import Array, Hospital
+from fairflare.decision.regression import Array, Hospital, Rows
 from fairflare.decision.verdicts import LEVEL, STRICT_LEVEL, UNTOLD, Distribution, too_few
 from fairflare.functional.survival import concordant_pairs
 
@@ -32,7 +31,7 @@ def compared(
     hospitals: Mapping[str, Hospital],
     own: Mapping[str, Array],
     candidates: Mapping[str, Mapping[str, Array]],
-    folds: Mapping[str, npt.NDArray[np.int64]],
+    folds: Mapping[str, Rows],
     design: Folds,
     score: str = BRIER,
     attributes: Mapping[str, Mapping[str, Sequence[str]]] | None = None,
@@ -68,7 +67,7 @@ def compared(
     return found
 
 
-def _estimate(hospital: Hospital, own: Array, new: Array, folds: Array, design: Folds, score: str) -> Estimate:
+def _estimate(hospital: Hospital, own: Array, new: Array, folds: Any, design: Folds, score: str) -> Estimate:
     if score == BRIER:
         differences = loss_difference(hospital.y, own, new, design.kappa)
     elif score == C_INDEX:
@@ -106,13 +105,13 @@ def _groups(hospital: Hospital, own: Array, new: Array, attributes: Mapping[str,
         if len(masks) < 2 or any(too_few(part) for part in parts.values()):
             continue
         for value, mask in masks.items():
-            one = _estimate(parts[value], own[:, mask], new[:, mask], own[:, mask], design, BRIER)
+            one = _estimate(parts[value], own[:, mask], new[:, mask], None, design, BRIER)
             low, high = one.interval()
             found[f"{name}={value or 'unknown'}"] = {"n": one.n, "value": one.value, "low": low, "high": high}
     return found
 
 
-def _c_shares(targets: Array, risks: Array, folds: Array) -> Array:
+def _c_shares(targets: Array, risks: Array, folds: Rows) -> Array:
     """(R, N) whose mean is Harrell's C-index of each deal, over comparable pairs of patients of one fold.
 
     A patient's share is the influence function (the infinitesimal jackknife), of ``targets`` (N, 2), times and events,

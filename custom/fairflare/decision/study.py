@@ -153,7 +153,7 @@ CONTENT = (
 
 def expected_false(rows: Mapping[str, Json]) -> float:
     """The expected number of false verdicts among those given, at most."""
-    return sum(one["p_false"] for one in rows.values() if one["verdict"] != UNTOLD)
+    return float(sum(one["p_false"] for one in rows.values() if one["verdict"] != UNTOLD))
 
 
 def left_aside(why: str) -> Json:

@@ -22,7 +22,7 @@ from fairflare.data.tensors import Split
 from fairflare.decision import methods as compared_methods
 from fairflare.decision.decide import Answer
 from fairflare.decision.methods import BRIER, C_INDEX, DICE
-from fairflare.decision.regression import MEMBER, OWN, Array, Hospital
+from fairflare.decision.regression import MEMBER, OWN, Array, Hospital, Rows
 from fairflare.decision.study import (
     CONTENT,
     MAX_COLUMNS,
@@ -40,10 +40,8 @@ from fairflare.engine.audit import AuditLog
 from fairflare.engine.exchanges.clinical import event_of
 from fairflare.engine.exchanges.decide import MIN_SECRET, own_answer
 from fairflare.engine.files import AUDIT, private_folder, read_json, save_json, save_text
-from fairflare.engine.memory import DECISION_ENDING
 from fairflare.engine.preflight import SMALL
 from fairflare.engine.setup.config import RunConfig, site_of_client
-from fairflare.engine.setup.local import SITES
 from fairflare.engine.setup.parts import Parts, build_parts
 from fairflare.inference.mix import save_mix
 from fairflare.report.decision import page, sheet_page
@@ -296,11 +294,8 @@ def _methods(
         )
         for client in able
     }
-    own = {
-        client: answers[client].assessment.risks[OWN]
-        for client in able
-        if client in answers and answers[client].assessment
-    }  # type: ignore[union-attr]  # just looked
+    assessed = {client: answers[client].assessment for client in able if client in answers}
+    own = {client: one.risks[OWN] for client, one in assessed.items() if one is not None}
     risks = _out_of_fold(question, runs, folder, place, names, event, set(able) - set(own))
     own |= {client: each.pop(OWN) for client, each in risks.items() if OWN in each}
     hospitals = {client: _hospital(everybody[client], event) for client in able}
@@ -329,7 +324,7 @@ def _out_of_fold(
     question: Question,
     runs: Mapping[str, RunConfig],
     folder: Path,
-    place: Mapping[str, Array],
+    place: Mapping[str, Rows],
     names: Mapping[str, str],
     event: int,
     alone: set[str],
@@ -397,9 +392,8 @@ def measure_by_job(
             run_once(config, folder / RUN, env=env, force=force)
         parts = build_parts(config, at_site=True)
         found = decided(folder / RUN, measurements(parts.task))
-        local = sorted((folder / RUN / SITES).glob(f"*{DECISION_ENDING}"))
-        result = {"title": titled(config, parts), "task": question.task, "event": question.event, **found, **facts()}
-        result["own_files"] = [path.name for path in local]
+        result: Json = {"title": titled(config, parts), "task": question.task, "event": question.event}
+        result |= {**found, **facts()}
         _write(result, folder)
     return result
 

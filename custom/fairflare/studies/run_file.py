@@ -313,7 +313,9 @@ class ColumnRule(Given):
     def option(self) -> dict[str, Any]:
         """What the option ``columns`` of a table's task says of it, see ``data.table_columns``."""
         kind = "category" if self.codes else "yes_no" if self.yes or self.no else "days" if self.since else "number"
-        own = {"levels": [*self.codes]} if self.codes else {"yes": self.yes, "no": self.no} if kind == "yes_no" else {}
+        own: dict[str, Any] = (
+            {"levels": [*self.codes]} if self.codes else {"yes": self.yes, "no": self.no} if kind == "yes_no" else {}
+        )
         own |= {"since": self.since} if self.since else {}
         own |= {"range": [*self.range]} if self.range else {}
         return {"kind": kind, **own, **({"codes": self.empty} if self.empty else {})}

@@ -14,7 +14,7 @@ import json
 import math
 import re
 import warnings
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import torch
@@ -40,11 +40,11 @@ TRANSFORMS = re.findall(
     RandCoarseDropoutd
     """,
 )
-MONAI_LOSSES = ("DiceLoss", "DiceCELoss", "DiceFocalLoss", "TverskyLoss", "FocalLoss")
+MONAI_LOSSES: tuple[str, ...] = ("DiceLoss", "DiceCELoss", "DiceFocalLoss", "TverskyLoss", "FocalLoss")
 MONAI_LOSSES += ("GeneralizedDiceLoss", "GeneralizedDiceFocalLoss")
 TORCH_LOSSES = ("CrossEntropyLoss", "BCEWithLogitsLoss")
 INFERERS = ("SlidingWindowInferer", "SimpleInferer")
-HOMES = {
+HOMES: Mapping[str, Mapping[str, Collection[str]]] = {
     "transform": {"monai.transforms": TRANSFORMS},
     "loss": {"monai.losses": MONAI_LOSSES, "torch.nn": TORCH_LOSSES},
     "inferer": {"monai.inferers": INFERERS},

@@ -71,7 +71,8 @@ class Moon(PlainTrainer):
 
             def part(outputs: torch.Tensor, rows: slice) -> torch.Tensor:
                 fixed = [_passed(network, batch.inputs[rows]) for network in work.scratch["frozen"]]
-                term = model_contrast(found.pop(), *(features for features, _ in fixed), self.temperature)
+                (shared_features, _), (last_features, _) = fixed
+                term = model_contrast(found.pop(), shared_features, last_features, self.temperature)
                 if self.loss_ratio:
                     shared, last = (objective(made, batch.targets[rows]) for _, made in fixed)
                     term = term * (shared <= self.loss_ratio * last)

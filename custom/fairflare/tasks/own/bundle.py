@@ -91,7 +91,7 @@ class BundleReader:
             )
         if self.values is None:
             return image, torch.tensor(item.label)
-        masks = structure_masks(_plain(found["label"])[0].numpy(), self.values, self.background, name_of(item.label))
+        masks = structure_masks(_plain(found["label"])[0].numpy(), self.values, self.background, name_of(item.label))  # type: ignore[arg-type]  # of masks the label is a file
         return image, masks.to(torch.uint8)
 
     def _loaded(self, source: Any, mask: bool) -> Any:
@@ -165,8 +165,8 @@ class BundleData(TensorData):
             yield self._batch(name, *_columns(ready))
 
     def _batch(self, name: str, rows: Tensor, inputs: Sequence[Tensor], targets: Sequence[Tensor]) -> Batch:
-        pair = (moved(torch.stack(list(part)), self.device) for part in (inputs, targets))
-        return Batch(*pair, self._groups[name][rows])
+        images, answers = (moved(torch.stack(list(part)), self.device) for part in (inputs, targets))
+        return Batch(images, answers, self._groups[name][rows])
 
 
 def _columns(ready: list[tuple[int, Tensor, Tensor]]) -> tuple[Tensor, Any, Any]:
@@ -342,7 +342,7 @@ class BundleSegmentation(BundleTask):
 
     name = "bundle-segmentation"
     title = "A MONAI bundle's segmentation of your own images"
-    kind = BundleMasks()
+    kind: BundleMasks | BundleVolumeMasks = BundleMasks()
     masks = True
 
     mask_values: str = ""
