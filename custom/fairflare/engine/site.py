@@ -194,9 +194,7 @@ class Site:
         self._find_data()
         found = list(self._findings)
         if self.data is not None and self.execution.on_gpu:
-            device, batches = self.execution.device, self.examples.training(self.training.batch_size, 0)
-            objective = self.objective(self.examples.class_counts.to(device), self.training.logit_tau)
-            for finding in memory_findings(self.execution, self.network, next(iter(batches)).to(device), objective):
+            for finding in memory_findings(self.execution, self.network, *self._trial()):
                 found.append(finding)
                 self.tell(finding)
         n = None if self.data is None else self.count(self.data)
@@ -220,6 +218,10 @@ class Site:
         """Training examples, with noise under a budget of records; of a site that only evaluates, cases."""
         n = data.size("train") or data.size("test")
         return n if self.records is None else self.records.count(n)
+
+    def _trial(self) -> tuple[Batch, Objective]:
+        batch = next(iter(self.examples.training(self.training.batch_size, 0))).to(self.execution.device)
+        return batch, self.objective(self.examples.class_counts.to(self.execution.device), self.training.logit_tau)
 
     def question(self, instruction: Instruction) -> tuple[str, tuple[str, ...]]:
         """Hash of the model that this site uses, which is loaded, and the sites of a sealed sum."""

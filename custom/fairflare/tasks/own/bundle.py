@@ -342,7 +342,7 @@ class BundleSegmentation(BundleTask):
 
     name = "bundle-segmentation"
     title = "A MONAI bundle's segmentation of your own images"
-    kind: BundleMasks | BundleVolumeMasks = BundleMasks()
+    kind: ClassVar[Any] = BundleMasks()
     masks = True
 
     mask_values: str = ""
