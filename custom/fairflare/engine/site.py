@@ -19,6 +19,7 @@ from fairflare.core.manifest import all_versions
 from fairflare.core.schema import Answer, Instruction, Slot, nested
 from fairflare.core.seeds import derive, seed_everything
 from fairflare.core.types import (
+    Batch,
     Ledger,
     LocalWork,
     Objective,
