@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -60,7 +59,7 @@ class _Federated(BaseEstimator):
         self.min_count = min_count
         self.random_state = random_state
 
-    def _run(self, frame: pandas.DataFrame, outcome: Sequence[Any], sites: Any, /, **how: Any) -> None:
+    def _run(self, frame: pandas.DataFrame, outcome: Any, sites: Any, /, **how: Any) -> None:
         names = np.full(len(frame), "all", dtype=object) if sites is None else np.asarray(sites, dtype=object).ravel()
         for called, values in (("sites", names), ("y", outcome)):
             if len(values) != len(frame):
