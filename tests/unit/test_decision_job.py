@@ -173,6 +173,14 @@ def test_coefficients_at_which_few_patients_count_are_refused(asked, tmp_path):
     assert "few_effective" in (ask(0).error or ""), "the site has left the run"
 
 
+def test_a_site_that_refuses_once_refuses_again(asked, tmp_path):
+    site, ask = site_of(job_of(asked), tmp_path)
+    n = 80
+    site.referee.history.add({"run": "other", "subject": site.referee.subject, "decided": "1" * 64, "n": n + 1})
+    for _ in range(2):
+        assert "decided_near" in (ask(0).error or "")
+
+
 def test_a_decision_on_nearly_the_same_patients_is_refused():
     history = Forgetful()
     referee = Referee(run="a", subject="s", history=history)
@@ -223,6 +231,8 @@ def test_a_hospital_that_falls_silent(secure, asked, tmp_path, monkeypatch):
         return
     found = measure_by_job(asked, tmp_path / "j")
     assert count == [1] and set(found["sites"]) == set(SITES) - {"west"} and found["hospitals"] == list(SITES[:4])
+    values = {**asked.choices["values"], "site_names": ",".join(SITES[:4])}
+    close(found, measure(dataclasses.replace(asked, choices={"values": values}), tmp_path / "four"))
 
 
 def test_a_tiny_hospital_is_named_and_stops_nobody(tmp_path):

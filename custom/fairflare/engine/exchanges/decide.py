@@ -120,14 +120,15 @@ class DecideAtSite:
             and self._begun < (1 if self.run.secure else ATTEMPTS)
             and (self._known is None or self._known.sums)
         ):
-            self._known, self._said = first_known(self.run, instruction.model), {}
+            self._known, self._said, self._hospital = first_known(self.run, instruction.model), {}, None
             self._begun += 1
         known = self._known
         if known is None or known.next != place:
             raise AskedAgain("a sum of a decision out of turn")
         if self._hospital is None:
-            self._hospital = self._patients(site)
-            self._admit(site, instruction)
+            hospital = self._patients(site)
+            self._admit(site, instruction, hospital)
+            self._hospital = hospital  # a site that has refused is asked to admit once more
         if self._hospital.trains and site.referee is not None:
             weights = self._hospital.support(known)
             site.referee.check_support({kind: _tensor(each) for kind, each in weights.items()})
@@ -172,10 +173,8 @@ class DecideAtSite:
         enough = least is not None and one.n >= max(least, MIN_PATIENTS, 0 if self.run.secure else one.x.shape[1])
         return site_of(site.name, one, plan, measurements(task), enough)
 
-    def _admit(self, site: Site, instruction: Instruction) -> None:
+    def _admit(self, site: Site, instruction: Instruction, one: Hospital) -> None:
         """Note whom the site tells of; two decisions on nearly the same patients would tell of those between."""
-        one = self._hospital
-        assert one is not None
         if site.referee is None or not one.trains:
             return
         if self.run.secure:
