@@ -44,7 +44,6 @@ ELSEWHERE = {
     r"python poc_workspace/federation.py |nvflare (--format json job submit|system (status|shutdown all)) ": DEPLOYMENT,
     r"nvflare job submit": "tests/flare/test_deploy_poc.py",
     r"nvflare job (wait|download)": "tests/flare/test_deploy_poc.py",
-    r"KIT/startup/fl_admin.sh": "tests/flare/test_deploy_poc.py",
     r"poc_workspace/poc.sh": "tests/flare/test_deploy_poc.py",
     r"poc_workspace/provisioned.sh": "tests/flare/test_deploy_provisioned.py",
     r"FAIRFLARE_PLUGINS=\S+ pytest tests/laws": "tests/unit/test_plugin.py",

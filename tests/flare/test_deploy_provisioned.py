@@ -137,7 +137,8 @@ def test_a_decision_gives_the_numbers_of_one_place_and_each_hospital_keeps_its_o
             for key, numbers in wanted[kind].items():
                 assert told[kind][key] == pytest.approx(numbers, abs=1e-6), (site, kind, key)
         (kept,) = (three.kits / site).glob(f"fairflare_state/*/sites/{site}.*decision.json")
-        assert json.loads(kept.read_text())["sites"][site]["estimands"] == pytest.approx(told["estimands"])
+        own = json.loads(kept.read_text())["sites"][site]["estimands"]
+        assert all(own[key] == pytest.approx(numbers) for key, numbers in told["estimands"].items())
     assert not list((tmp_path / "run").rglob("*.decision.json"))
 
 
@@ -226,6 +227,7 @@ def test_no_key_of_a_federation_can_be_read_by_others(three):
     """The root key and everybody's private keys: whoever shares the machine sees none of them."""
     files = [path for path in three.folder.rglob("*") if not path.is_symlink()]
     files = [path for path in files if path.parent.name != "local"]  # where this file's fixtures write
+    files = [path for path in files if ".cache" not in path.parts]  # matplotlib's list of fonts
     open_to_others = [path for path in files if stat.S_IMODE(path.stat().st_mode) & (stat.S_IRWXG | stat.S_IRWXO)]
     assert three.folder / "provisioned" / "fairflare" / "state" / "cert.json" in files
     assert not open_to_others, open_to_others[:5]
@@ -252,7 +254,7 @@ def test_a_job_without_code_that_names_a_loader_runs_nothing_at_any_hospital(str
     model = {"class_path": "monai.networks.nets.densenet.load_state_dict_from_url", "args": args}
     file = tmp_path / "job" / "app_sites" / "config" / "config_fed_client.json"
     text = file.read_text()
-    assert text.count('"small-cnn"') == text.count('"model"') == 2
+    assert text.count('"small-cnn"') == text.count('"model"') == 1
     file.write_text(text.replace('"small-cnn"', json.dumps(json.dumps(model))))
     job = strict.nvflare("job", "submit", "-j", tmp_path / "job", kit=LEAD)["data"]["job_id"]
     strict.nvflare("job", "wait", job, "--timeout", "60", kit=LEAD, check=False)
