@@ -50,7 +50,7 @@ TOP = {
     "__main__": {"cli"},
     "client": {"flare", "probes"},
     "api": {"core", "decision", "engine", "report", "studies", "cli", "tasks", "inference", "data", "import_data"},
-    "estimators": {"api", "core", "data", "import_data"},
+    "estimators": {"api", "core", "data", "functional", "import_data"},
 }
 """What stands at the package's top level."""
 RELATIVE = re.compile(r"^\s*from\s*\.", re.M)

@@ -231,8 +231,11 @@ def test_a_hospital_that_falls_silent(secure, asked, tmp_path, monkeypatch):
         return
     found = measure_by_job(asked, tmp_path / "j")
     assert count == [1] and set(found["sites"]) == set(SITES) - {"west"} and found["hospitals"] == list(SITES[:4])
-    values = {**asked.choices["values"], "site_names": ",".join(SITES[:4])}
-    close(found, measure(dataclasses.replace(asked, choices={"values": values}), tmp_path / "four"))
+    task = build_parts(job_of(asked), at_site=True).task
+    four = {site: study.hospital_at(task.site_data(site), 1) for site in SITES[:4]}
+    alone = study.decision_of(four, PLAN, study.measurements(task))
+    rows = {site: study.row_of(answer, PLAN) for site, answer in alone.answers.items()}
+    close(found, study.content(PLAN, rows, alone.known))
 
 
 def test_a_tiny_hospital_is_named_and_stops_nobody(tmp_path):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import importlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar
@@ -128,8 +128,8 @@ class Exchange(ABC):
         """The numbers that may leave a site in ``fields``, with their ranges."""
         return ()
 
-    def sealed(self, run: OfRun) -> Mapping[str, Mapping[str, Container[int]]]:
-        """Task -> name -> how many bytes a site may seal under it, in a run with secure sums."""
+    def sealed(self, run: OfRun) -> Mapping[str, Mapping[str, Collection[int]]]:
+        """Task -> name -> how many numbers a site may seal under it, in a run with secure sums."""
         return {}
 
     def leaves(self, run: OfRun) -> Mapping[str, FieldCheck]:

@@ -8,7 +8,7 @@ sums none. A run of ``glm`` on a table names it (``exchanges=decide``); ``config
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -41,7 +41,6 @@ from fairflare.engine.files import is_there, read_json, save_json
 from fairflare.engine.hashes import model_hash
 from fairflare.engine.memory import DECISION_ENDING, AskedAgain, beside, check_last
 from fairflare.privacy.schemes import NONE
-from fairflare.privacy.secure_sums import masked_sizes
 
 if TYPE_CHECKING:
     from fairflare.engine.exchanges.base import Work
@@ -265,16 +264,6 @@ def _checked(sums: object, terms: int) -> list[float]:
     return list(sums)
 
 
-class Lengths(Container[int]):
-    """How many bytes a sealed sum may have."""
-
-    def __init__(self, sizes: Sequence[int]) -> None:
-        self._ranges = [masked_sizes(terms) for terms in sizes]
-
-    def __contains__(self, size: object) -> bool:
-        return any(size in one for one in self._ranges)
-
-
 @dataclass(frozen=True)
 class Decide(Exchange):
     """ "decide" and "decided", for every sum."""
@@ -310,8 +299,8 @@ class Decide(Exchange):
         known = first_known(run, {})
         return {known.length(place) for place in range(PLACES)}
 
-    def sealed(self, run: OfRun) -> Mapping[str, Mapping[str, Container[int]]]:
-        return {"decide": {"sum": Lengths(sorted(self.lengths(run)))}}
+    def sealed(self, run: OfRun) -> Mapping[str, Mapping[str, Collection[int]]]:
+        return {"decide": {"sum": self.lengths(run)}}
 
 
 EXCHANGE = Decide()

@@ -71,6 +71,16 @@ def sizes_in_rounds(numbers: Container[int]) -> dict[str, dict[str, Container[in
     }
 
 
+class Lengths(Container[int]):
+    """How many bytes one of several sealed sums may have."""
+
+    def __init__(self, ranges: Sequence[range]) -> None:
+        self._ranges = ranges
+
+    def __contains__(self, size: object) -> bool:
+        return any(size in one for one in self._ranges)
+
+
 @dataclass(frozen=True)
 class Sums(Exchange):
     """A round's "sum", "weigh" and "reveal"; the server's half is ``server_sums``, in the place of ``combination``."""
@@ -113,7 +123,8 @@ class Sums(Exchange):
             after: Any = find("after")
             sizes["calibrate"] = {"sum": masked_sizes(after.terms(run))}
         for name in run.config.exchanges:
-            sizes |= {task: dict(of) for task, of in find(name).sealed(run).items()}
+            for task, of in find(name).sealed(run).items():
+                sizes[task] = {key: Lengths([masked_sizes(terms) for terms in many]) for key, many in of.items()}
         return {"sealed": sealed_check(sizes)}
 
 
