@@ -334,6 +334,7 @@ def row_from(numbers: Mapping[str, float], columns: Mapping[int, str] | None) ->
     except (KeyError, IndexError) as error:
         raise ValueError(f"expected the numbers of a decision, {error} is missing") from None
     by = row.pop("by_regression", 0.0)
+    row.setdefault("net_benefit", {})
     if "estimands" in row:
         row["question_1_by"] = "regression" if by else "outcomes"
     whole = {key: int(row.get(key, 0)) for key in ("patients", "rows")}

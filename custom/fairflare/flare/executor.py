@@ -85,9 +85,7 @@ class FairExecutor(Executor):
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
         """When the job ends, stop the site's script and give its memory free for the next job; name what broke."""
-        if event_type == EventType.START_RUN:
-            fl_ctx.set_prop(CONFIG, self.config, private=True, sticky=True)
-        elif event_type == EventType.BEFORE_SEND_TASK_RESULT:
+        if event_type == EventType.BEFORE_SEND_TASK_RESULT:
             self._sending = time.monotonic()
         elif event_type == EventType.AFTER_SEND_TASK_RESULT and time.monotonic() - self._sending > SLOW:
             waited = time.monotonic() - self._sending
@@ -103,6 +101,7 @@ class FairExecutor(Executor):
         """Do one task. Only an error's type leaves the site: its text may hold a path or a patient's id."""
         if task_name not in TASKS and not self.config.get("exchanges"):  # else the site knows, once code is vouched for
             return make_reply(ReturnCode.TASK_UNKNOWN)
+        fl_ctx.set_prop(CONFIG, self.config, private=True, sticky=False)  # the filters of this answer read it
         try:
             site = self._ready(fl_ctx)
             if self._script is not None:

@@ -212,6 +212,7 @@ def _text(value: Any) -> str:
 
 COPIED = (
     "core/errors.py",
+    "core/extras.py",
     "core/validation.py",
     "networks/builtin.py",
     "data/readers/datalist.py",

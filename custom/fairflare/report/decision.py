@@ -78,7 +78,7 @@ def sheet_page(found: Mapping[str, Any], site: str, language: str = "en") -> str
     """A hospital's sheet; ``found``: the content of decision.json, or what a site keeps of its own."""
     words, row = texts(language), found["sites"][site]
     gain = {key: _ends(of, 1) for key, of in row["estimands"].items()}
-    benefit = {key: _ends(of, 0) for key, of in row["net_benefit"].items()}
+    benefit = {key: _ends(of, 0) for key, of in row.get("net_benefit", {}).items()}
     further = found["calibration"].get("log_ratio")
     canonical = json.dumps({"title": found.get("title", ""), "row": row}, sort_keys=True)
     more = {
