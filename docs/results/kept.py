@@ -52,14 +52,15 @@ def keep_page(page: Path) -> None:
 
 
 def write_shown(path: Path, markdown: str) -> None:
-    """Markdown as CSV: a table's line has its cells, any other line is one cell, a table's rule goes."""
+    """Markdown as CSV: a table's line has its cells, any other line is one cell, its rule and escapes go."""
     with path.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file, lineterminator="\n")
         for line in markdown.splitlines():
             if re.fullmatch(r"\|( *:?-+:? *\|)+", line):
                 continue
             table = line.startswith("|") and line.endswith("|")
-            writer.writerow([cell.strip() for cell in line[1:-1].split("|")] if table else [line])
+            cells = [cell.strip() for cell in line[1:-1].split("|")] if table else [line]
+            writer.writerow([re.sub(r"\\([\[\]])", r"\1", cell) for cell in cells])
 
 
 def shown(folder: Path) -> str:

@@ -10,7 +10,7 @@ from printed_commands import ROOT
 import fairflare
 
 sys.path.insert(0, str(ROOT / "tests" / "unit"))
-from test_staging import MOST_FILES, MOST_LINES, SERVER, Run, at_site  # noqa: E402
+from test_staging import MOST_FILES, MOST_LINES, SERVER, SITE, Run, at_site, own_files  # noqa: E402
 
 from fairflare.cli.jobs import CHECKS  # noqa: E402
 from fairflare.flare.staging import modules_of_run, needed  # noqa: E402
@@ -35,7 +35,8 @@ def test_the_files_that_the_page_names_are_where_it_says():
         "fairflare_state",
     }
     assert {"app_sites/custom/fairflare"} < folders
-    here = {parent.as_posix() for name in own for parent in Path(name).parents}
+    decision = needed([*SITE, "fairflare.engine.exchanges.decide"], own_files())
+    here = {parent.as_posix() for name in [*own, *decision] for parent in Path(name).parents}
     assert folders - {"app_sites/custom/fairflare"} <= here
 
 
