@@ -3,6 +3,7 @@
 
 import json
 import re
+import shutil
 
 import pytest
 
@@ -11,6 +12,7 @@ from fairflare.cli import main as cli
 from fairflare.cli.main import main
 
 SMALL = ["--task", "heart:full", "--rounds", "2", "--no-solo"]
+QUESTION = ["--set", "label=ill", "--set", "features=age"]
 LINES = {
     "list": ["list"],
     "tasks": ["tasks"],
@@ -30,9 +32,9 @@ LINES = {
     "init": ["init", "CSV", "--yes", "--label", "ill", "--site", "hospital", "--patient", "none"],
     "preflight": ["preflight", "CSV"],
     "plan": ["plan", "CSV"],
-    "fingerprint": ["fingerprint", "SITE", "--kind", "tabular", "--classes", "2", "--out", "OUT.json"],
+    "fingerprint": ["fingerprint", "SITE", "--kind", "tabular", "--classes", "no,yes", *QUESTION, "--out", "OUT.json"],
 }  # fmt: skip
-"""Command -> a line that runs it on what ``places`` holds; in this order, as one reads what another wrote."""
+"""Command -> a line that runs it on what ``places`` holds."""
 
 
 def every_command():
@@ -43,19 +45,22 @@ def every_command():
 @pytest.fixture(scope="module")
 def places(tmp_path_factory):
     root = tmp_path_factory.mktemp("commands")
-    csv = root / "csv"
+    csv, ready = root / "csv", root / "ready"
     csv.mkdir()
     rows = [f"{'ab'[k % 2]},{k % 7},{(k * 37) % 11},{'yes' if (k * 5) % 7 > 3 else 'no'}" for k in range(240)]
     (csv / "rows.csv").write_text("\n".join(["hospital,age,score,ill", *rows]) + "\n")
+    shutil.copytree(csv, ready)
     (root / "table.csv").write_text("age,sex,cp\n63,1,1\n41,0,2\n")
     for line in (
+        [*LINES["init"][:1], ready, *LINES["init"][2:]],
         ["run", "fedavg", *SMALL, "--out", root / "run"],
         ["export", "fedavg", *SMALL[:2], "--out", root / "job"],
     ):
         with pytest.raises(SystemExit) as stop:
             main([str(word) for word in line])
         assert stop.value.code == 0
-    return {"RUN": root / "run", "JOB": root / "job", "CSV": csv, "TABLE": root / "table.csv"}
+    site = ready / "fairflare" / "sites" / "a.yaml"
+    return {"RUN": root / "run", "JOB": root / "job", "CSV": csv, "SITE": site, "TABLE": root / "table.csv"}
 
 
 @each("name", sorted(every_command()))
@@ -66,7 +71,6 @@ def test_every_command_has_json_and_quiet_once(name):
 
 @each("name", LINES)
 def test_json_is_all_that_is_printed(name, places, tmp_path, capfd):
-    places = {**places, "SITE": next(places["CSV"].rglob("fairflare_site.yaml"), "")}
     named = {**{key: str(path) for key, path in places.items()}, "OUT": str(tmp_path / "out")}
     line = [re.sub("|".join(named), lambda found: named[found[0]], word) for word in LINES[name]]
     with pytest.raises(SystemExit) as stop:

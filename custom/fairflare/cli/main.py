@@ -45,7 +45,7 @@ GROUPS = {
     "data": ("Look at data and prepare them.", "init preflight plan fingerprint"),
     "run": ("Train, and read what came of it.", "resume watch report verify after"),
     "join": ("Decide on joining.", "forecast=join-forecast sheet=join-sheet"),
-    "use": ("Use a finished run's model.", "predict evaluate export=export-model sheet monitor"),
+    "use": ("Use a finished run's model.", "predict evaluate export=export-model monitor"),
     "study": ("Compare methods, and see what there is.", "compare list tasks describe new"),
     "job": ("NVIDIA FLARE jobs.", "export inspect"),
 }
