@@ -22,7 +22,7 @@ from fairflare.cli import main as cli
 from fairflare.core import registry
 from fairflare.report.fairness import mean_ci
 from fairflare.report.sections import quantities
-from fairflare.report.values import text, with_interval
+from fairflare.report.values import with_interval
 from fairflare.studies.describe import card as card_of
 from fairflare.studies.describe import method_rows
 
@@ -62,11 +62,6 @@ def cells(page, head):
     return {row[0]: row[1:] for row in rows}
 
 
-def with_sd(found):
-    """ "0.812 ± 0.010": a mean and its standard deviation over seeds, as ``compare`` prints it."""
-    return text(found["mean"]) + ("" if found["sd"] is None else f" ± {text(found['sd'])}")
-
-
 @each("folder", FOLDERS, ids=lambda folder: folder.name)
 def test_a_folder_of_results_agrees_with_itself(folder):
     """Every mean, interval, paired difference, p, Hedges' g and verdict of shown.csv follows from runs.csv."""
@@ -76,9 +71,11 @@ def test_a_folder_of_results_agrees_with_itself(folder):
     names = [name for name in NAMES if name in first]
     assert len(names) >= 7
     means, differences = cells(page, "final model"), cells(page, "difference")
-    spread = with_sd if "± standard deviation (ddof 1)" in page else with_half_width
     for name in names:
-        assert means[NAMES[name]] == [spread(method[name]) for method in comparison["methods"]], name
+        own = [dict(method[name]) for method in comparison["methods"]]
+        if "± standard deviation (ddof 1)" in page:
+            own = [{**one, "high": one["mean"] + one["sd"]} for one in own]
+        assert means[NAMES[name]] == [with_half_width(one) for one in own], name
         found = [method["versus_first"][name] for method in others]
         told = [cell.partition("],")[0] + "]" for cell in differences[NAMES[name]] if cell != "–"]
         assert told == [with_interval(one) for one in found if one["mean"] is not None], name
@@ -215,9 +212,7 @@ def test_what_is_said_of_joining_is_what_the_files_say():
     assert told("heart", "loses", "fedavg") == ["Switzerland"] and len(told("ist", "loses", "fedavg")) == 5
     assert "FedAvg would harm one of these four and five of 17 countries" in words
     assert told("heart", "loses", "glm") == [] and len(told("ist", "loses", "glm")) == 3
-    assert (
-        "FedAvg loses in Switzerland (heart) and in five countries, the exact regression in three countries." in words
-    )
+    assert "FedAvg loses in Switzerland (heart) and in five countries, the exact regression in three" in words
     intercepts = ("fedavg + intercept", "glm + intercept")
     assert [told(name, "loses", *intercepts) for name in JOINED] == [[], []]
     assert told("heart", "gains", *intercepts) == ["Hungary"] and len(told("ist", "gains", *intercepts)) == 8
@@ -226,10 +221,7 @@ def test_what_is_said_of_joining_is_what_the_files_say():
     mixes = [row["mix"] for found in JOINED.values() for row in found["sites"].values()]
     assert min(mix["benefit"] for mix in mixes) > 0 and sum(mix["low"] > 0 for mix in mixes) == 11
     assert JOINED["heart"]["sites"]["Hungary"]["mix"]["low"] > 0
-    words_of_mix = (
-        "For the mix the expected benefit is above zero everywhere, and its interval at Hungary and in ten countries"
-    )
-    assert words_of_mix in words
+    assert "the expected benefit is above zero everywhere, and its interval at Hungary and in ten countries" in words
     with (RESULTS / "drift" / "joining.csv").open(encoding="utf-8", newline="") as file:
         (found,) = [
             r for r in csv.DictReader(file) if (r["task"], r["arm"], r["metric"]) == ("heart", "whole", "brier")

@@ -45,11 +45,10 @@ def every_command():
 @pytest.fixture(scope="module")
 def places(tmp_path_factory):
     root = tmp_path_factory.mktemp("commands")
-    csv, ready = root / "csv", root / "ready"
-    csv.mkdir()
+    (csv := root / "csv").mkdir()
     rows = [f"{'ab'[k % 2]},{k % 7},{(k * 37) % 11},{'yes' if (k * 5) % 7 > 3 else 'no'}" for k in range(240)]
     (csv / "rows.csv").write_text("\n".join(["hospital,age,score,ill", *rows]) + "\n")
-    shutil.copytree(csv, ready)
+    ready = shutil.copytree(csv, root / "ready")
     (root / "table.csv").write_text("age,sex,cp\n63,1,1\n41,0,2\n")
     for line in (
         [*LINES["init"][:1], ready, *LINES["init"][2:]],
@@ -59,8 +58,8 @@ def places(tmp_path_factory):
         with pytest.raises(SystemExit) as stop:
             main([str(word) for word in line])
         assert stop.value.code == 0
-    site = ready / "fairflare" / "sites" / "a.yaml"
-    return {"RUN": root / "run", "JOB": root / "job", "CSV": csv, "SITE": site, "TABLE": root / "table.csv"}
+    named = {"RUN": "run", "JOB": "job", "CSV": "csv", "SITE": "ready/fairflare/sites/a.yaml", "TABLE": "table.csv"}
+    return {key: root / path for key, path in named.items()}
 
 
 @each("name", sorted(every_command()))
