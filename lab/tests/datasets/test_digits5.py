@@ -171,7 +171,7 @@ def test_fedbn_has_to_be_asked_for():
 
 def test_a_class_without_an_image_is_one_line(files, tmp_path, task):
     shutil.copytree(files / "syn", tmp_path / "syn", ignore=lambda folder, names: names if folder.endswith("9") else [])
-    with pytest.raises(DataError, match=r"syn/train/9: expected .png, .jpg, .jpeg images, found none"):
+    with pytest.raises(DataError, match=r"syn/train/9: expected .png, .*found none"):
         task.local_data("site-7", SiteConfig(data_root=str(tmp_path)))
 
 

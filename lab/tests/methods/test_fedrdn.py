@@ -141,7 +141,7 @@ def test_the_server_scores_shared_test_sets_so():
     scores = []
     for method in ("fedrdn", "fedavg"):
         parts = build_parts(make_config(method, "digits:small", values=SMALL))
-        found = scorer(parts, 16)(parts.model, True, lambda: None)
+        found = scorer(parts, 16)(parts.model, True)
         scores.append({name: one["metrics"]["loss"] for name, one in found.items()})
     assert scores[0].keys() == scores[1].keys() and all(scores[0][name] != scores[1][name] for name in scores[0])
 
