@@ -30,6 +30,8 @@ ROOT = Path(__file__).parents[2]
 SCRIPTS = ROOT / "poc_workspace"
 LIMIT = 300
 """Seconds for one command."""
+NVFLARE = ["-m", "nvflare.cli", "--connect-timeout", "60"]
+"""FLARE's command for Python, which by itself waits five seconds for a login: a busy machine's server answers later."""
 
 
 def free_port():
@@ -83,7 +85,7 @@ class Federation:
 
     def nvflare(self, *arguments, kit, check=True):
         """FLARE's own command line, as the owner of ``kit``; its JSON."""
-        command = [str(self.python), "-m", "nvflare.cli", "--format", "json", *map(str, arguments)]
+        command = [str(self.python), *NVFLARE, "--format", "json", *map(str, arguments)]
         done = _call([*command, "--startup-kit", str(self.kits / kit)], self.cli, check, self.folder / "home")
         return json.loads(done.stdout.strip().splitlines()[-1])
 
@@ -159,8 +161,9 @@ class Hub(Federation):
     """A federation in whose folder the commands of a page are typed."""
 
     def type(self, block):
-        """Run a block of commands; what they print. Processes that stay hold no pipe of it."""
+        """Run a block of commands; what they print. Processes that stay hold no pipe of it, and write on elsewhere."""
         said = self.folder / "said.txt"
+        said.unlink(missing_ok=True)
         path = os.pathsep.join(map(str, (self.folder / "bin", self.python.parent, self.cli["PATH"])))
         with said.open("w") as file:
             done = subprocess.run(
@@ -175,7 +178,7 @@ class Hub(Federation):
         (self.folder / "bin").mkdir()
         for name, command in (
             ("fairflare", f"{sys.executable} -m fairflare"),
-            ("nvflare", f"{self.python} -m nvflare.cli"),
+            ("nvflare", shlex.join([str(self.python), *NVFLARE])),
         ):
             (self.folder / "bin" / name).write_text(f'#!/bin/sh\nexec {command} "$@"\n')
             (self.folder / "bin" / name).chmod(0o700)

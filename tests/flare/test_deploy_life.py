@@ -56,7 +56,7 @@ def test_the_commands_of_the_page(hub, tmp_path, monkeypatch):
     page, run = blocks("life.md"), hub.folder / "run"
     hub.begin("localhost", "hospital-a", "hospital-b")
     said = hub.type(page["The first segment"])
-    assert "not connected, so that the job starts without: hospital-c; the next segment takes them up" in said
+    assert "the job starts without sites that the next segment takes up; missing: hospital-c; a site that runs" in said
     first = verify(run / "audit.jsonl")[0]
     assert first["sites"] == SITES[:2] and first["rejected"]["hospital-c"]["code"] == "absent"
     assert "hospital-c is named and was not connected at the start" in (run / "log.txt").read_text()

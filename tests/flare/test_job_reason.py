@@ -121,7 +121,7 @@ def kit_with(folder, days):
 
 
 @pytest.mark.parametrize(
-    "days, kind, words", [(-1, UserError, "startup/client.crt: expected"), (1, RunFailed, "10 sec")]
+    "days, kind, words", [(-1, UserError, "startup/client.crt: expected"), (1, RunFailed, "30 sec")]
 )
 def test_a_server_that_does_not_answer_a_login_is_one_line(days, kind, words, tmp_path, monkeypatch):
     """Where the submitter's own certificate has run out, the line says that."""
