@@ -83,11 +83,11 @@ class Federation:
         """A subcommand of the script."""
         return _call([str(self.script), *map(str, arguments)], self.environment, check)
 
-    def nvflare(self, *arguments, kit, check=True):
-        """FLARE's own command line, as the owner of ``kit``; its JSON."""
-        command = [str(self.python), *NVFLARE, "--format", "json", *map(str, arguments)]
+    def nvflare(self, *arguments, kit, check=True, table=False):
+        """FLARE's own command line, as the owner of ``kit``; its JSON, or its table for people."""
+        command = [str(self.python), *NVFLARE, *(() if table else ("--format", "json")), *map(str, arguments)]
         done = _call([*command, "--startup-kit", str(self.kits / kit)], self.cli, check, self.folder / "home")
-        return json.loads(done.stdout.strip().splitlines()[-1])
+        return done.stdout if table else json.loads(done.stdout.strip().splitlines()[-1])
 
     def fairflare(self, *arguments, check=True):
         """This package's command line."""

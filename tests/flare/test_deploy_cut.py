@@ -17,7 +17,7 @@ import pytest
 import yaml
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
-from federation_processes import LIMIT, ROOT, Federation, check_run, in_process, processes, until
+from federation_processes import LIMIT, ROOT, Federation, bare_python, check_run, in_process, processes, until
 
 from fairflare.flare.deploy import KEPT_AWAY
 
@@ -87,6 +87,10 @@ class Hub(Federation):
         )  # fmt: skip
         shutil.copytree(self.folder / "provisioned" / "fairflare" / "prod_00", self.kits)
         processes().stores(str(self.kits / self.server / "local"), str(self.folder / "stores"))
+        processes().reasons(str(self.kits / self.server / "local"))
+        self.servers = bare_python(self.folder / "servers")  # which has the package, for ``reasons``; jobs bring theirs
+        for libraries in (self.folder / "servers").glob("lib/*/site-packages"):
+            (libraries / "package.pth").write_text(f"{PACKAGE.parent}\n")
 
     def daemon(self, name, *before, **more):
         """Start one, and wait until the server has it; what it prints is in ``printed``."""
@@ -96,7 +100,8 @@ class Hub(Federation):
 
     def start(self, name, *before, **more):
         there = ["ip", "netns", "exec", self.net] if name == FAR else []
-        more |= {"PATH": f"{self.python.parent}{os.pathsep}{self.environment['PATH']}"}
+        python = self.servers if name == self.server else self.python
+        more |= {"PATH": f"{python.parent}{os.pathsep}{self.environment['PATH']}"}
         with self.printed(name).open("w") as out:
             subprocess.run(
                 [*there, *before, "./startup/start.sh"], cwd=self.kits / name, env=self.environment | more, check=True,
@@ -214,6 +219,7 @@ def test_a_server_that_is_killed_with_its_parent_goes_on_to_the_same_bits(hub, e
 
 
 def test_a_site_that_may_not_write_ends_the_run_with_its_name(hub, tmp_path):
+    """The reason is the command's last line, and what FLARE's command and console show of the job."""
     hub.kill("hospital-b")
     state = hub.kits / "hospital-b" / "fairflare_state"
     state.mkdir(exist_ok=True)
@@ -224,10 +230,16 @@ def test_a_site_that_may_not_write_ends_the_run_with_its_name(hub, tmp_path):
     state.chmod(0o700)
     assert child.returncode == 1
     last = said.strip().splitlines()[-1]
-    assert "hospital-b: site_error (EXECUTION_EXCEPTION DataError not_writable)" in last and str(hub.kits) not in last
+    reason = "hospital-b: site_error (EXECUTION_EXCEPTION DataError not_writable)"
+    assert reason in last and str(hub.kits) not in last
     assert re.search(
         r"task preflight failed with DataError not_writable; see \S+fairflare_errors.txt", hub.said("hospital-b", said)
     )
+    job = re.search(r"job (\S+): submitted", said)[1]
+    place = f"traceback in {job}/app_SITE/fairflare_errors.txt of that site's kit"
+    assert until(lambda: hub.meta(job, LEAD).get("fairflare_reason"), 60).endswith(place) and place in last
+    for text in (hub.nvflare("job", "meta", job, kit=LEAD, table=True), hub.console(LEAD, LEAD, f"get_job_meta {job}")):
+        assert reason in text and place in text and str(hub.kits) not in text, text
 
 
 def certificate(hub, site, days):

@@ -58,7 +58,8 @@ def test_the_reason_of_a_failed_job_is_in_its_meta_data(tmp_path):
     inside.set_prop(FLContextKey.EVENT_DATA, REASON)
     controller.handle_event(EventType.FATAL_SYSTEM_ERROR, inside)
     told = f"{REASON.partition(': ')[2]}; traceback in 0123/app_SITE/{LOCAL_LOG} of that site's kit"
-    assert ended(engine, job) == {"job_id": job, "status": "RUNNING", "fairflare_reason": told}
+    row = {"job_deploy_detail": [f"reason: {told}"]}
+    assert ended(engine, job) == {"job_id": job, "status": "RUNNING", "fairflare_reason": told, **row}
     assert not [path for path in tmp_path.iterdir() if path.is_file()], "nothing is left for a job of the same name"
 
 
@@ -70,10 +71,12 @@ def test_a_job_that_has_not_failed_keeps_its_meta_data(tmp_path):
 
 def test_a_job_whose_process_dies_without_a_word_says_so_and_where_its_log_is(tmp_path):
     engine, job = engine_in(tmp_path), "0123"
-    died = {"job_id": job, "status": RunStatus.FINISHED_EXECUTION_EXCEPTION.value}
+    status = RunStatus.FINISHED_EXECUTION_EXCEPTION.value
+    died = {"job_id": job, "status": status, "job_deploy_detail": ["server: OK"]}
     engine.store.create_object(engine.jobs.job_uri(job), b"", died)
     told = f"{job_reason.WORDLESS}; log: nvflare job download 0123"
-    assert ended(engine, job) == {**died, "fairflare_reason": told}
+    row = {"job_deploy_detail": ["server: OK", f"reason: {told}"]}
+    assert ended(engine, job) == {**died, "fairflare_reason": told, **row}
 
 
 def test_the_parent_process_needs_no_library_for_it():

@@ -29,7 +29,7 @@ from fairflare.engine.setup.assembly import site_names
 from fairflare.engine.setup.config import RunConfig
 from fairflare.flare.compat import admin_of, open_session
 from fairflare.flare.controller import PROGRESS
-from fairflare.flare.job_reason import with_place
+from fairflare.flare.job_reason import REASON, TRACEBACKS, with_place
 from fairflare.flare.kit_dates import out_of_date
 from fairflare.flare.paths import RESULT
 from fairflare.flare.recipe import SITES_POLL, FairRecipe
@@ -204,9 +204,10 @@ def _fetch(server: Server, job: str, scratch: Path, folder: Path) -> None:
 
 def _reason(meta: Mapping[str, Any], folder: Path) -> str:
     """Why a job failed: the run's own last words, else what sites said to its deployment, else the log's last error."""
-    reason = _last_entry(folder).get("reason") or "; ".join(_refusals(meta)) or _last_error(folder / LOG)
+    reason = _last_entry(folder).get("reason") or meta.get("fairflare_reason") or "; ".join(_refusals(meta))
+    reason = reason or _last_error(folder / LOG)
     reason = reason or "".join(_waits(meta)[-1:]) or "no reason given"
-    if "site_error" in reason:
+    if "site_error" in reason and TRACEBACKS not in reason:
         reason = with_place(reason, meta.get("job_id"))
     return f"{meta.get('status')}: {reason}" + (f"; {ABORTED}" if reason.endswith("the job was aborted") else "")
 
@@ -218,7 +219,7 @@ def _again(federation: str) -> str:
 def _refusals(meta: Mapping[str, Any]) -> list[str]:
     """What server and sites said against the job when it was deployed, e.g. "site-1: BYOC not permitted"."""
     said = [str(text).replace("NVFLARE_ERROR: ", "") for text in meta.get("job_deploy_detail") or ()]
-    return [text for text in said if not text.endswith(": OK")]
+    return [text for text in said if not text.endswith(": OK") and not text.startswith(f"{REASON}: ")]
 
 
 def _waits(meta: Mapping[str, Any]) -> list[str]:
