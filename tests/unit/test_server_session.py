@@ -44,7 +44,8 @@ def test_a_job_that_has_ended_has_no_progress_and_that_is_no_failure(tmp_path, m
 
 def test_a_site_that_is_not_connected_is_named_before_the_run_begins():
     config, said = make_config("fedavg", "support2"), []
-    deploy._check_sites(config, ["site-1", "site-2", "site-3"], Path("kits/lead"), said.append)
+    server = SimpleNamespace(connected=lambda: ["site-1", "site-2", "site-3"])
+    deploy._await_sites(config, server, Path("kits/lead"), said.append)
     start = "the job starts without sites that the next segment takes up; missing: site-4"
     assert said == [f"{start}; {deploy.KEPT_AWAY}"]
 

@@ -129,38 +129,28 @@ class Late(RunFailed):
 def _await_sites(config: RunConfig, server: Server, kit: Path, watch: Watch) -> None:
     """Wait for as many of the run's sites as it requires; FLARE gives a job to those that are connected at its start.
 
-    Raises UserError: none of them is there; RunFailed: too few are when ``require_within`` is over.
+    Raises UserError: none of them is there; RunFailed: too few are when ``require_within`` is over, or for any round.
     """
     wanted = config.clients or site_names(config)
     least = len(wanted) if config.require == "all" else config.require
     deadline, told = time.monotonic() + config.require_within, ""
-    while True:
-        connected = server.connected()
-        missing = ", ".join(name for name in wanted if name not in connected)
-        if len(set(wanted) & set(connected)) >= least:
-            return _check_sites(config, connected, kit, watch)
+    while len(here := {*wanted} & {*(connected := server.connected())}) < least:
+        missing = ", ".join(name for name in wanted if name not in here)
         if time.monotonic() > deadline:
             text = f"require={config.require}: expected {least} sites within {config.require_within} s"
-            raise RunFailed(f"{text}, {_absence(set(wanted) - set(connected), kit)}")
+            raise RunFailed(f"{text}, {_absence({*wanted} - here, kit)}")
         if missing != told:
             watch(f"waiting for {missing}, up to {max(0, deadline - time.monotonic()):.0f} s")
         told = missing
         time.sleep(POLL)
-
-
-def _check_sites(config: RunConfig, connected: Collection[str], kit: Path, watch: Watch) -> None:
-    """Raise unless enough of the run's sites are connected: FLARE would let the job wait for them without a word."""
-    wanted = config.clients or site_names(config)
-    here = [name for name in wanted if name in connected]
-    if not here:
+    if not here:  # FLARE would let the job wait for them without a word
         names = f"expected {', '.join(wanted)}, connected are {', '.join(connected) or 'none'}"
         raise UserError(f"none of the run's sites is there: {names}; --set clients=A,B,... says who takes them")
-    missing = set(wanted) - set(here)
     if len(here) < config.min_sites:
         text = f"{len(here)} of the run's sites are connected, {config.min_sites} needed"
-        raise RunFailed(f"{text}; {_absence(missing, kit)}")
-    if missing:
-        watch(f"the job starts without sites that the next segment takes up; {_absence(missing, kit)}")
+        raise RunFailed(f"{text}; {_absence({*wanted} - here, kit)}")
+    if len(here) < len(wanted):
+        watch(f"the job starts without sites that the next segment takes up; {_absence({*wanted} - here, kit)}")
 
 
 def _absence(missing: Collection[str], kit: Path) -> str:
