@@ -142,9 +142,27 @@ class Federation:
         """A session of the owner of ``kit``; no process is started for a question."""
         return Server(*find_kit("prod", self.kits / kit))
 
-    def registrations(self, name):
+    def registered(self, name):
         """How often a site has told its log that the server knows it."""
-        return (self.kits / name / "log.txt").read_text().count("Successfully registered client")
+        log = self.kits / name / "log.txt"
+        return log.read_text().count("Successfully registered client") if log.is_file() else 0
+
+    def start(self, name, *before, **more):
+        """Start a kit's daemon by the command ``before``; what it prints goes to ``NAME.printed``."""
+        more["PATH"] = f"{self.python.parent}{os.pathsep}{self.environment['PATH']}"
+        with (self.folder / f"{name}.printed").open("w") as out:
+            subprocess.run(
+                [*before, "./startup/start.sh"], cwd=self.kits / name, env=self.environment | more, check=True,
+                stdin=subprocess.DEVNULL, stdout=out, stderr=out, timeout=60,
+            )  # fmt: skip
+
+    def kill(self, name):
+        """All of a kit's owner's processes, the parent first, which starts again whatever ends without it."""
+        for process in sorted(self.running_for(name).values(), key=lambda one: one.pid):
+            process.kill()
+        until(lambda: not self.running_for(name), 30)
+        for file in ("pid.fl", "daemon_pid.fl"):
+            (self.kits / name / file).unlink(missing_ok=True)
 
     def states(self):
         """The server's state folders, one per federation that a job has begun."""
@@ -189,9 +207,6 @@ class Hub(Federation):
         for name in names:
             self.type(f"cd {self.kits / name} && ./startup/start.sh")
         until(lambda: all(self.registered(name) > before[name] for name in names if name != "localhost"))
-
-    def registered(self, name):
-        return self.registrations(name) if (self.kits / name / "log.txt").is_file() else 0
 
 
 def processes():

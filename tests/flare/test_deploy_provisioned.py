@@ -51,10 +51,10 @@ def strict(three):
     samples = [("hospital-b", "authorization.json"), ("hospital-c", "resources.json"), ("hospital-c", FILES[0])]
     for site, name in samples:
         (local(three, site) / name).write_text((ROOT / "poc_workspace" / "local" / name).read_text())
-    before = {site: three.registrations(site) for site in HOSPITALS}
+    before = {site: three.registered(site) for site in HOSPITALS}
     with composed(three) as services:
         assert set(services) == {"server", *HOSPITALS}
-        until(lambda: all(three.registrations(site) > before[site] for site in HOSPITALS))
+        until(lambda: all(three.registered(site) > before[site] for site in HOSPITALS))
         yield three
 
 

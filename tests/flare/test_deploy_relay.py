@@ -1,9 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Two of three hospitals behind a FLARE relay, over mTLS: it passes messages on, and the model has the same bits."""
 
-import os
 import re
-import subprocess
 import time
 from pathlib import Path
 
@@ -78,16 +76,9 @@ def test_a_relay_that_dies_in_a_round_and_comes_back_changes_no_bit(region, tmp_
     where = ["--env", "poc", "--kit", region.kits / LEAD, "--out", tmp_path / "run"]
     with region.start_fairflare("run", *run, "--set", "trainer=unlucky-gsam", *where) as child:
         until((region.faults / "hospital-a.met").is_file)
-        for process in sorted(region.running_for("region").values(), key=lambda one: one.pid):
-            process.kill()  # the daemon first, which would start the relay again
+        region.kill("region")
         time.sleep(40)
-        for file in ("pid.fl", "daemon_pid.fl"):
-            (region.kits / "region" / file).unlink(missing_ok=True)
-        path = f"{region.python.parent}{os.pathsep}{region.environment['PATH']}"
-        subprocess.run(
-            ["./startup/start.sh"], cwd=region.kits / "region", env=region.environment | {"PATH": path}, check=True,
-            stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, timeout=60,
-        )  # fmt: skip
+        region.start("region")
         said = child.communicate(timeout=LIMIT)[1]
     assert child.returncode == 0, said
     check_run(tmp_path / "run", expected)
