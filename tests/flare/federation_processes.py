@@ -218,18 +218,24 @@ def processes():
 
 
 @contextlib.contextmanager
-def federation(script, folder, *options, **more):
-    """A started federation; its processes end whatever happens within."""
-    made = Federation(script, folder, **more)
+def ended(made):
+    """A federation whose processes and folder are gone after this, whatever happens within."""
     try:
-        made.sh("prepare", *options)
-        made.sh("start")
         yield made
     finally:
         made.sh("stop", check=False)
         for process in made.running():
             process.kill()
-        shutil.rmtree(folder, ignore_errors=True)
+        shutil.rmtree(made.folder, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def federation(script, folder, *options, **more):
+    """A started federation."""
+    with ended(Federation(script, folder, **more)) as made:
+        made.sh("prepare", *options)
+        made.sh("start")
+        yield made
 
 
 def image(target):

@@ -4,12 +4,11 @@
 import json
 import os
 import re
-import shutil
 import sys
 from pathlib import Path
 
 import pytest
-from federation_processes import LIMIT, ROOT, Hub, blocks, check_run, until
+from federation_processes import LIMIT, ROOT, Hub, blocks, check_run, ended, until
 
 from own_folder import write_tables
 
@@ -20,18 +19,13 @@ LEAD = "lead@clinic-a.org"
 
 @pytest.fixture
 def hub(tmp_path):
-    made = Hub("provisioned.sh", tmp_path / "hub")
-    (made.folder / "home").mkdir(parents=True)
-    (made.folder / "poc_workspace").symlink_to(ROOT / "poc_workspace")
-    made.python = Path(sys.executable)  # which has the package, as the page's machines have
-    made.commands()
-    write_tables(made.folder / "tables", SITES)
-    try:
+    with ended(Hub("provisioned.sh", tmp_path / "hub")) as made:
+        (made.folder / "home").mkdir(parents=True)
+        (made.folder / "poc_workspace").symlink_to(ROOT / "poc_workspace")
+        made.python = Path(sys.executable)  # which has the package, as the page's machines have
+        made.commands()
+        write_tables(made.folder / "tables", SITES)
         yield made
-    finally:
-        for process in made.running():
-            process.kill()
-        shutil.rmtree(made.folder, ignore_errors=True)
 
 
 def check_the_reason_of_a_failed_job(hub):

@@ -321,10 +321,3 @@ def test_the_sample_settings_name_what_there_is(tmp_path):
     roles = json.loads((samples / "authorization.json").read_text())["permissions"]
     assert {role: rights.get("byoc", "none") for role, rights in roles.items()} == dict.fromkeys(roles, "none")
     assert json.loads((samples / "privacy.json").read_text())["default_scope"] == "clipped"
-
-
-def test_stop_leaves_nothing_running(three):
-    """The last test of this file: the federation is gone after it."""
-    assert three.running()
-    three.sh("stop")
-    assert not three.running()

@@ -101,16 +101,6 @@ def test_a_simulation_s_tracebacks_are_brought_home(tmp_path):
     }
 
 
-def test_the_last_line_names_the_file_at_the_site(tmp_path, monkeypatch):
-    said = {"reason": "round 1: 0 accepted sites, 2 needed; a: site_error (EXECUTION_EXCEPTION ScriptFailed)"}
-    monkeypatch.setattr(deploy, "_last_entry", lambda folder: said)
-    line = deploy._reason({"job_id": "0123", "status": "FINISHED:EXECUTION_EXCEPTION"}, tmp_path)
-    where = "; traceback in 0123/app_SITE/fairflare_errors.txt of that site's kit"
-    assert line == f"FINISHED:EXECUTION_EXCEPTION: {said['reason']}{where}"
-    said["reason"] = "round 1: 0 accepted sites, 2 needed; a: no_answer"
-    assert "traceback" not in deploy._reason({"job_id": "0123"}, tmp_path)
-
-
 def kit_with(folder, days):
     """A kit whose one certificate ends that many days from now."""
     key, name = ec.generate_private_key(ec.SECP256R1()), x509.Name([])

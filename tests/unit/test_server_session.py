@@ -42,14 +42,6 @@ def test_a_job_that_has_ended_has_no_progress_and_that_is_no_failure(tmp_path, m
     assert deploy.Server("lead", tmp_path).progress("7") == ""
 
 
-def test_a_site_that_is_not_connected_is_named_before_the_run_begins():
-    config, said = make_config("fedavg", "support2"), []
-    server = SimpleNamespace(connected=lambda: ["site-1", "site-2", "site-3"])
-    deploy._await_sites(config, server, Path("kits/lead"), said.append)
-    start = "the job starts without sites that the next segment takes up; missing: site-4"
-    assert said == [f"{start}; {deploy.KEPT_AWAY}"]
-
-
 def test_a_run_waits_for_the_sites_that_it_requires(monkeypatch):
     """One comes while it waits; where none does, the line names who is missing once the time is over."""
     monkeypatch.setattr(deploy, "POLL", 0.0)
