@@ -121,8 +121,8 @@ class FairController(ModelController):
         """Tell whoever asks how far the run is, and leave word why it failed."""
         super().handle_event(event_type, fl_ctx)
         if event_type == InfoCollector.EVENT_TYPE_GET_STATS:
-            silent = f"; nothing is heard of {', '.join(sorted(self._silent))}" if self._silent else ""
-            where = self._at + silent
+            silent = ", ".join(sorted(self._silent))
+            where = f"{self._at}; nothing is heard of {silent}" if silent else self._at
             fl_ctx.get_prop(InfoCollector.CTX_KEY_STATS_COLLECTOR).set_info(PROGRESS, {PROGRESS: where})
         elif event_type == EventType.FATAL_SYSTEM_ERROR and not paths.is_named():
             leave_reason(fl_ctx)

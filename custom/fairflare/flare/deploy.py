@@ -137,8 +137,8 @@ def _await_sites(config: RunConfig, server: Server, kit: Path, watch: Watch) -> 
     while len(here := {*wanted} & {*(connected := server.connected())}) < least:
         missing = ", ".join(name for name in wanted if name not in here)
         if time.monotonic() > deadline:
-            text = f"require={config.require}: expected {least} sites within {config.require_within} s"
-            raise RunFailed(f"{text}, {_absence({*wanted} - here, kit)}")
+            where = f"within {config.require_within} s, {_absence({*wanted} - here, kit)}"
+            raise RunFailed(f"require={config.require}: expected {least} sites {where}")
         if missing != told:
             watch(f"waiting for {missing}, up to {max(0, deadline - time.monotonic()):.0f} s")
         told = missing
@@ -146,11 +146,11 @@ def _await_sites(config: RunConfig, server: Server, kit: Path, watch: Watch) -> 
     if not here:  # FLARE would let the job wait for them without a word
         names = f"expected {', '.join(wanted)}, connected are {', '.join(connected) or 'none'}"
         raise UserError(f"none of the run's sites is there: {names}; --set clients=A,B,... says who takes them")
+    away = _absence({*wanted} - here, kit)
     if len(here) < config.min_sites:
-        text = f"{len(here)} of the run's sites are connected, {config.min_sites} needed"
-        raise RunFailed(f"{text}; {_absence({*wanted} - here, kit)}")
+        raise RunFailed(f"{len(here)} of the run's sites are connected, {config.min_sites} needed; {away}")
     if len(here) < len(wanted):
-        watch(f"the job starts without sites that the next segment takes up; {_absence({*wanted} - here, kit)}")
+        watch(f"the job starts without sites that the next segment takes up; {away}")
 
 
 def _absence(missing: Collection[str], kit: Path) -> str:
@@ -195,8 +195,7 @@ def _fetch(server: Server, job: str, scratch: Path, folder: Path) -> None:
 def _reason(meta: Mapping[str, Any], folder: Path) -> str:
     """Why a job failed: the run's own last words, else what sites said to its deployment, else the log's last error."""
     reason = _last_entry(folder).get("reason") or meta.get("fairflare_reason") or "; ".join(_refusals(meta))
-    reason = reason or _last_error(folder / LOG)
-    reason = reason or "".join(_waits(meta)[-1:]) or "no reason given"
+    reason = reason or _last_error(folder / LOG) or "".join(_waits(meta)[-1:]) or "no reason given"
     if "site_error" in reason and TRACEBACKS not in reason:
         reason = with_place(reason, meta.get("job_id"))
     return f"{meta.get('status')}: {reason}" + (f"; {ABORTED}" if reason.endswith("the job was aborted") else "")
