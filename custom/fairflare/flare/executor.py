@@ -186,7 +186,7 @@ class FairExecutor(Executor):
             self._claim.close()  # of an attempt before that failed
             try:
                 self._claim.enter_context(claimed(memory))
-            except PermissionError as error:
+            except OSError as error:  # no right, a file in its place, a read-only file system
                 raise DataError("not_writable", f"{STATE}: expected a folder that this account can write") from error
             local = Path(fl_ctx.get_engine().get_workspace().get_site_config_dir())
             findings = Path(fl_ctx.get_prop(FLContextKey.APP_ROOT) or ".") / LOCAL_FINDINGS
