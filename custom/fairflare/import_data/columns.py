@@ -18,7 +18,7 @@ from fairflare.core.validation import flag, in_order, shown, some
 from fairflare.data.readers.table_features import parts
 from fairflare.import_data import labels as naming
 from fairflare.import_data.cells import Cells, Sites
-from fairflare.import_data.proposal import Choices, Reading, check_column, class_names, is_missing
+from fairflare.import_data.proposal import Choices, Reading, check_column, class_names
 from fairflare.import_data.roles import ASK, Column, People, as_site, is_code
 from fairflare.tasks.forms import FORMS
 
@@ -115,7 +115,7 @@ def predictors(
             left.setdefault("which hold ids of patients or of their stays (--keep COLUMN takes one)", []).append(name)
             continue
         own = read.columns[name]
-        _add(found, own, own.cells.where(own.filled | own.cells.empty), of_sites, chosen, left)
+        _add(found, own, own.cells, of_sites, chosen, left)
     for name in found.features:  # so that the model reads them so in another table, too
         codes = [one.removeprefix(f"{name}=") for one in chosen.missing if "=" not in one or one.startswith(f"{name}=")]
         if codes:
@@ -124,7 +124,11 @@ def predictors(
         found.notes.append(f"columns left out, {why}: {some(names, 8)}")
     areas = _alone(found, labels, chosen)
     _together(found, labels, areas, read.groups(read.columns[read.patient]) if read.patient else None, chosen)
-    if chosen.since and any(spec["kind"] == "days" for spec in found.specs.values()):
+    if chosen.since and chosen.since not in taken and not any(spec["kind"] == "days" for spec in found.specs.values()):
+        found.notes.append(
+            f"{flag('since', chosen.since)} counts nothing, as no other column holds dates that are read"
+        )
+    elif chosen.since and any(spec["kind"] == "days" for spec in found.specs.values()):
         days = naming.of_sites(table[chosen.since], sites)
         if days is None or not (days != "").any():
             got = shown(table[chosen.since].iloc[0])
@@ -659,11 +663,11 @@ def in_columns(names: Sequence[str], table: pd.DataFrame, *, images: bool) -> Ou
         if "," in name or SIGN in name:
             raise UserError(f"--label: expected columns without commas and {SIGN}, got {shown(name)}")
         for row, cell in zip(told, table[name], strict=True):
-            word, gap = cell.lower().removesuffix(".0"), is_missing(cell)
-            if word not in naming.YES | naming.NO and not gap:
+            word = cell.lower().removesuffix(".0")
+            if cell and word not in naming.YES | naming.NO:
                 text = f"expected yes or no (1 or 0), or nothing, got {shown(cell)}"
                 raise UserError(f"init: {name}: {text} ({flag('missing', cell)} takes it for nothing)")
-            row[name] = None if gap else int(word in naming.YES)
+            row[name] = int(word in naming.YES) if cell else None
     labels = [SIGN.join(name for name, one in row.items() if one) for row in told]
     gaps = sum(one is None for row in told for one in row.values())
     notes = (f"{gaps} labels are not said and count nowhere",) if gaps else ()
