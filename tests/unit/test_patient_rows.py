@@ -7,6 +7,7 @@ import re
 import shlex
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 import pytest
 import yaml
@@ -383,11 +384,12 @@ def test_dates_that_may_be_read_in_two_ways_are_refused(tmp_path):
 
 def test_ids_that_hospitals_share_stay_different_people(tmp_path, capsys):
     """The command that ``init`` prints makes one row of each patient of each hospital; without a line it is refused."""
-    table = pd.DataFrame({"hospital": list("AB") * 90, "pid": [k // 6 for k in range(180)], "age": range(180)})
-    table["died"] = table["pid"] % 2
+    rng = np.random.default_rng(0)
+    table = pd.DataFrame({"hospital": list("AB") * 90, "pid": [k // 6 for k in range(180)]})
+    table = table.assign(age=rng.integers(20, 90, 180), died=rng.integers(0, 2, 30)[table["pid"]])
     table.to_csv(tmp_path / "visits.csv", index=False)
-    _, out, _ = call(capsys, "init", tmp_path / "visits.csv", "--dry-run")
-    command = shlex.split(re.search(r"one row of each: fairflare (init .*)", " ".join(out.split()))[1])
+    _, out, _ = call(capsys, "init", tmp_path / "visits.csv", "--dry-run", "--json")
+    command = shlex.split(re.search(r"one row of each: fairflare (init .*)", "\n".join(json.loads(out)["notes"]))[1])
     mapping = tmp_path / "mapping.yaml"
     command[command.index("--mapping") + 1] = mapping
     assert call(capsys, *command[:4])[0] == 0 and "within: hospital" in mapping.read_text()

@@ -20,6 +20,7 @@ import yaml
 from fairflare.core.errors import UserError
 from fairflare.core.validation import flag, in_order, shown, some
 from fairflare.data.readers.table_features import ISO, date_forms, iso_date
+from fairflare.import_data.cells import Sites
 from fairflare.import_data.proposal import SPLIT_OF, Choices, Found, Reading, is_missing
 
 
@@ -44,10 +45,7 @@ PATIENT = re.compile(r"(patient|pat|subject|subj|sub|case|pid|p|id|mrn)[ _-]?\d{
 NUMBERED_CLASS = re.compile(r"(class|grade|stage|label|level|type|score|kl|birads)?[ _-]?\d{1,2}", re.IGNORECASE)
 AFTER = re.compile(
     r"(^|_)(days?|time|months?|years?|hours?|weeks?)_?(to|until|till)_|"
-    r"(^|_)(los|length_of_stay|liegedauer|verweildauer|follow_?up|survival|discharged?|entlass\w*|deceased|death|died|"
-    r"dod|tod|todes\w*|mortality|autops\w*|obdukt\w*|palliat\w*|event|outcome|censor(ed|ing)?|readmi\w*|"
-    r"post_?(op|outcome|event|discharge)\w*|hospital_days|days_in_hospital|icu_(days|stay|los)|stay_days|tte|ttd|"
-    r"time_at_risk|surv|vital_status|duree_(de_)?sejour|estancia\w*|degenza|opnameduur|deces|fallec\w*|last_contact|last_seen|sterbe\w*|u(e)?berleb\w*|nachbeobacht\w*)(_|$)|"
+    rf"(^|_)({'|'.join(WORDS['after'])})(_|$)|"
     r"^(time|zeit|(fu|os|pfs|dfs|rfs)_(time|days?|weeks?|months?|years?|tage|monate|event|status))$|"
     r"(_to_|_until_)(event|death|outcome|discharge|relapse|progression|last)"
 )
@@ -186,9 +184,9 @@ YEAR_LAST = re.compile(r"(\d{1,2})([-/.])(\d{1,2})\2(\d{4}|\d{2})([ T].*)?")
 MONTH_NAME = re.compile(r"\d{1,2}(-?)[A-Za-z]{3}\1\d{4}([ T].*)?")
 
 
-def of_sites(cells: pd.Series, sites: pd.Series) -> pd.Series | None:
+def of_sites(cells: pd.Series, sites: Sites) -> pd.Series | None:
     """``as_iso`` for each site by itself, as one may write days first and another months; None where one is unclear."""
-    found = [as_iso(own) for _, own in cells.groupby(sites.to_numpy())]
+    found = [as_iso(cells.iloc[rows]) for rows in sites.values()]
     known = [own for own in found if own is not None]
     return pd.concat(known).reindex(cells.index) if len(known) == len(found) else None
 

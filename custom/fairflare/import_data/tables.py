@@ -27,7 +27,7 @@ from fairflare.data.readers.geometry import stem
 from fairflare.data.readers.table_features import EXCEL, iso_date
 from fairflare.data.readers.tables import SUFFIXES, read_table
 from fairflare.import_data import columns as read
-from fairflare.import_data.cells import Cells, Row, Sites
+from fairflare.import_data.cells import Cells, Row, rows_of_sites
 from fairflare.import_data.folders import NAME, images_in_folders, level_table, patients_of
 from fairflare.import_data.labels import WORDS, bare, groups_of, is_date, name_words, same_numbers, split_word
 from fairflare.import_data.levels import FOLDER, is_patient_level, roles
@@ -625,7 +625,7 @@ def _rows(files: Files, table: pd.DataFrame, columns: Sequence[str], chosen: Cho
 def _of_amounts(outcome: read.Outcome, label: str, sites: Sequence[str], chosen: Choices) -> list[str]:
     """What to say of an outcome's numbers at the ``sites``; codes for missing ones are asked about."""
     numbers = Cells.of(outcome.labels).numbers[Cells.of(outcome.labels).codes]
-    return read.checked_numbers(label, numbers, Sites.of(sites), chosen) if "regression" in outcome.kind else []
+    return read.checked_numbers(label, numbers, rows_of_sites(sites), chosen) if "regression" in outcome.kind else []
 
 
 def _left_out(label: str, missing: pd.Series) -> tuple[str, ...]:
@@ -653,7 +653,7 @@ def _with_rows(
     """
     copies, taken, own = _copies(kept, role, chosen), [*spent, *role.taken], kept[list(columns)]
     about = groups_of(own, taken, chosen.groups)
-    found = read.predictors(own, levels, taken, pd.Series(role.sites), chosen, role.people)
+    found = read.predictors(own, levels, taken, rows_of_sites(role.sites), chosen, role.people)
     patients = _of_patients(kept[role.patient]) if role.patient else [""] * len(kept)
     cells = {**found.cells, **{name: Cells.of(column) for name, column in more.items()}}
     site = [as_site(role.people.columns[role.site])] if role.site else []
@@ -699,7 +699,9 @@ def _times(files: Files, table: pd.DataFrame, columns: Sequence[str], chosen: Ch
     spent = [event, *names, *([chosen.since] if dated and chosen.since else [])]
     happened = f"{int((kept[event] == '1').sum())} of {len(kept)} rows have an event"
     values = f" ({some(chosen.event_value, 4)} in {event})" if chosen.event_value not in ((), ("1",)) else ""
-    units = read.checked_numbers(time, pd.to_numeric(kept[time]).to_numpy(dtype=float), Sites.of(role.sites), chosen)
+    units = read.checked_numbers(
+        time, pd.to_numeric(kept[time]).to_numpy(dtype=float), rows_of_sites(role.sites), chosen
+    )
     asked = f"{happened}{values}; survival until {chosen.horizons} is asked for"
     notes = (*_left_out(event, pd.Series(missing)), asked, *units)
     options = {"label": event, "time": time, "horizons": chosen.horizons}

@@ -13,6 +13,7 @@ import pandas as pd
 from fairflare.core.errors import UserError
 from fairflare.core.validation import flag, in_order, shown, some
 from fairflare.import_data import labels as naming
+from fairflare.import_data.cells import rows_of_sites
 from fairflare.import_data.proposal import Choices, Reading, check_column
 
 NAMED = re.compile(
@@ -198,7 +199,7 @@ def checked_times(table: pd.DataFrame, chosen: Choices, sites: Sequence[str]) ->
     happened = table[chosen.event].isin(chosen.event_value) if chosen.event in table.columns else times != ""
     known = table[chosen.event] != "" if chosen.event in table.columns else pd.Series(True, table.index)
     if chosen.since and sum(map(naming.is_date, times)) >= naming.FILLED * max((times != "").sum(), 1):
-        first, last = (naming.of_sites(column, where) for column in (table[chosen.since], times))
+        first, last = (naming.of_sites(column, rows_of_sites(sites)) for column in (table[chosen.since], times))
         if first is None or last is None:
             raise UserError(f"init: {names[0]}: expected dates as 2024-01-31, got some that may mean two days")
         first, last = (pd.to_datetime(one, errors="coerce", format="ISO8601") for one in (first, last))
