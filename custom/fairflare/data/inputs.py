@@ -103,6 +103,11 @@ class TableInputs:
     def columns(self) -> tuple[str, ...]:
         return tuple(dict.fromkeys(name for one in (*self.numbers, *self.plain) for name in one.columns))
 
+    @property
+    def lists(self) -> dict[str, str]:
+        """Column -> what stands between the codes of a cell."""
+        return {one.column: one.separator for one in self.plain if one.separator}
+
     def features(self, file: str, columns: Columns) -> Features:
         """Numbers and plain features of a table's cells; raises DataError."""
         arrays = parsed(file, columns, (*self.numbers, *self.plain), self.gaps)

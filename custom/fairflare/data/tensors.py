@@ -241,17 +241,17 @@ def as_float(inputs: Tensor) -> Tensor:
 
 
 def normalised(images: Tensor, mean: Sequence[float], std: Sequence[float]) -> Tensor:
-    """(x - mean) / std per channel; without mean as it is. (N, 1, H, W) becomes (N, len(mean), H, W)."""
+    """(x - mean) / std per channel; without mean as it is. (N, 1, ...) becomes (N, len(mean), ...)."""
     if not mean:
         return images
-    centre, scale = (_per_channel(tuple(values), images.device) for values in (mean, std))
+    centre, scale = (_per_channel(tuple(values), images.ndim - 2, images.device) for values in (mean, std))
     return (images - centre) / scale
 
 
 @lru_cache(maxsize=256)
-def _per_channel(values: tuple[float, ...], device: torch.device) -> Tensor:
-    """float32 (C, 1, 1), made once: on a GPU every new one would be copied there while the step waits."""
-    return torch.tensor(values, device=device).view(-1, 1, 1)
+def _per_channel(values: tuple[float, ...], axes: int, device: torch.device) -> Tensor:
+    """float32 (C, 1, 1) for two ``axes``, made once: a GPU would wait while every new one is copied there."""
+    return torch.tensor(values, device=device).view(-1, *(1,) * axes)
 
 
 def augmented(images: Tensor, targets: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:

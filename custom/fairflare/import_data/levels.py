@@ -19,7 +19,7 @@ import pandas as pd
 
 from fairflare.core.errors import DataError, UserError
 from fairflare.core.validation import flag, in_order, some, unlisted
-from fairflare.data.readers.datalist import Frame
+from fairflare.data.readers.datalist import Contrasts, Frame
 from fairflare.data.readers.dicom import series_of
 from fairflare.data.readers.geometry import FLAT, form_of, frames, geometry_of
 from fairflare.import_data import labels as naming
@@ -355,7 +355,7 @@ def as_volumes(files: Files, found: Found, kind: str) -> Found:
     several: dict[tuple[str, ...], Example] = {}
     for one in found.examples:
         form = form_of(Path(one.image))
-        if form == "picture" or (form == "dicom" and found.form.masks):
+        if form == "picture" or (form == "dicom" and (found.form.masks or one.contrasts)):
             raise UserError(f"init: {one.image}: expected NIfTI, or DICOM series with classes, for --kind {kind}")
         key: tuple[str, ...] = (one.image,)
         if form == "dicom":
@@ -366,9 +366,10 @@ def as_volumes(files: Files, found: Found, kind: str) -> Found:
     return replace(found, kind=kind, examples=list(several.values()), notes=(*found.notes, *note))
 
 
-def check_volume(root: Path, path: str) -> None:
-    """Read a volume; UserError where it is none."""
-    from fairflare.data.readers.volumes import read
+def check_volume(root: Path, one: Example) -> None:
+    """Read a volume with its contrasts; UserError where it is none."""
+    from fairflare.data.readers.volumes import contrasts_of
 
-    with _refused(path):
-        read(root / path)
+    paths = [root / path for path in (one.image, *one.contrasts)]
+    with _refused(one.image):
+        contrasts_of(Contrasts(tuple(paths)) if one.contrasts else paths[0])

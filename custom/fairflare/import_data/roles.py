@@ -18,7 +18,7 @@ import pandas as pd
 from fairflare.core.validation import flag, in_order, some
 from fairflare.import_data import labels as naming
 from fairflare.import_data.cells import Cells
-from fairflare.import_data.proposal import Choices, Reading, is_missing
+from fairflare.import_data.proposal import Choices, Reading
 
 BAR, ASK = 3, 2
 """Points from which on a role is taken, and from which on it is asked about."""
@@ -66,9 +66,7 @@ class Column:
     @cached_property
     def filled(self) -> np.ndarray:
         """bool (K,): which of the different cells say something."""
-        known = np.isfinite(self.cells.numbers)
-        known[~known] = [not is_missing(text) for text in self.cells.texts[~known]]
-        return known
+        return ~self.cells.empty
 
     @cached_property
     def different(self) -> int:

@@ -195,15 +195,9 @@ def _table(found: Found, site: str) -> str:
             numbers.setdefault(one.patient, str(len(numbers) + 1)) if one.patient else "" for one in own
         ]
     columns["split"] = [SHORT[one.split] for one in own]
-    head = io.StringIO()
-    csv.writer(head, lineterminator="\n").writerow(columns)
-    lines = list(map(",".join, zip(*columns.values())))
-    text = "\n".join([*lines, ""])
-    if '"' in text or "\r" in text or text.count(",") + text.count("\n") != len(own) * len(columns):  # to be quoted
-        body = io.StringIO()
-        csv.writer(body, lineterminator="\n").writerows(zip(*columns.values()))
-        text = body.getvalue()
-    return head.getvalue() + text
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows([columns, *zip(*columns.values())])
+    return text.getvalue()
 
 
 def _json(content: Any) -> str:

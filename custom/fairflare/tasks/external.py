@@ -85,7 +85,7 @@ def _rows(task: Task, table: TableInputs, own: SiteConfig, scaling: Scaling | No
     path = Path(own.data_root) / own.datalist
     if not path.is_file():
         raise DataError("no_datalist", f"table {path.name}: expected a file, found none in {path.parent}")
-    cells = converted(read_table(path), path, own, table.gaps)
+    cells = converted(read_table(path), path, own, table.gaps, table.lists)
     outcome = (label or task.outcome_columns[0], *task.outcome_columns[1:])
     label = outcome[0]
     for name in (*outcome, *table.columns):

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import math
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean, median, median_low
@@ -18,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from fairflare.core.validation import in_order, shown, some
+from fairflare.data.readers.table_features import ISO, READ
 from fairflare.data.table_columns import TableFingerprint, agreed, features_of, inputs
 from fairflare.tasks.fingerprint import Fingerprint
 from fairflare.tasks.forms import FORMS
@@ -126,8 +128,8 @@ def plan(kind: str, prints: Prints) -> list[Choice]:
     elif form.table:  # nobody has measured whether a linear model is enough: the preset's network stays
         own = [Choice(*one) for one in agreed(_tables(prints))]
     else:
-        grid = _grid(prints, form.masks) if form.volumes else [_channels(prints), _size(prints)]
-        own = [choice for choice in (*grid, *_scaling(prints)) if choice]
+        grid = _grid(prints, form.masks) if form.volumes else [_size(prints)]
+        own = [choice for choice in (_channels(prints), *grid, *_scaling(prints)) if choice]
     return [
         *own,
         *_outcome(prints),
@@ -224,15 +226,18 @@ def turned(own: float, usual: float) -> bool:
     return min(own, usual) <= RARE and max(own, usual) >= 1 - RARE
 
 
-def converting(site: str, rules: Mapping[str, tuple[float, float] | None], words: Mapping[str, Any]) -> str:
+def converting(
+    site: str, rules: Mapping[str, tuple[float, float] | None], words: Mapping[str, Any], dates: Mapping[str, str] = {}
+) -> str:
     """The lines of the file of ``site`` by which its columns get the others' units and words; "" where there are none.
 
-    ``rules`` and ``words`` are of columns: as ``conversion`` says, and word -> the others'.
+    ``rules``, ``words`` and ``dates`` are of columns: as ``conversion`` says, word -> the others', form of dates.
     """
     found = {"scale": {name: float(f"{rule[0]:.5g}") for name, rule in rules.items() if rule}}
     found["shift"] = {name: round(rule[1], 4) for name, rule in rules.items() if rule and rule[1]}
     lines = [f"{key}: {json.dumps(one)}" for key, one in found.items() if one]
     lines += [f"recode: {json.dumps(words, ensure_ascii=False)}"] if words else []
+    lines += [f"dates: {json.dumps(dates)}"] if dates else []
     return f"If these are not the same, lines of the file of {site} convert: {' and '.join(lines)}" if lines else ""
 
 
@@ -272,22 +277,60 @@ def _of_tables(tables: Mapping[str, TableFingerprint]) -> list[str]:
         if twins:
             found.append(f"column {name}: {some(twins, 3)} are different levels")
         levels = {site: table.levels[name] for site, table in tables.items() if table.levels.get(name)}
-        lists = one.columns[name].separator  # the file of a site recodes cells
-        for site, pairs in ({} if lists else _of_codes(levels)).items():
+        for site, pairs in _of_codes(levels, bool(one.columns[name].separator)).items():
             words[site][name] = pairs
             found.append(f"column {name}: {some([*pairs], 3)} at {site} and {some([*pairs.values()], 3)} elsewhere")
-    return [*found, *filter(None, (converting(site, rules[site], words[site]) for site in tables))]
+    said, dates = _of_dates(tables)
+    lines = (converting(site, rules[site], words[site], dates[site]) for site in tables)
+    return [*found, *said, *filter(None, lines)]
 
 
-def _of_codes(levels: Mapping[str, Sequence[str]]) -> dict[str, dict[str, str]]:
-    """Site -> its level -> that of most sites, where it has as many and none of theirs: by spelling, or in order."""
+def _of_codes(levels: Mapping[str, Sequence[str]], lists: bool) -> dict[str, dict[str, str]]:
+    """Site -> its level -> that of most sites, where it has as many and none of theirs: by spelling, or in order.
+
+    Codes of ``lists`` are those of a catalogue, of which only the spelling differs, as in i10.9 and I109.
+    """
     usual = max(levels.values(), key=lambda one: sum(bool({*one} & {*other}) for other in levels.values()), default=())
-    known, found = {"".join(one.lower().split()): one for one in usual}, {}
+    found = {}
+
+    def spelled(level: str) -> str:
+        return re.sub(r"[\s.\-/]" if lists else r"\s", "", level.lower())
+
+    known = {spelled(one): one for one in usual}
     for site, own in levels.items():
-        if not {*own} & {*usual} and len(own) == len(usual) <= MOST_CODES:
-            alike = {one: known.get("".join(one.lower().split()), "") for one in own}
-            found[site] = alike if all(alike.values()) else dict(zip(in_order(own), in_order(usual), strict=True))
+        alike = {one: known[spelled(one)] for one in own if spelled(one) in known and one not in usual}
+        if lists and alike and len(known) == len(usual):
+            found[site] = alike
+        elif not lists and not {*own} & {*usual} and len(own) == len(usual) <= MOST_CODES:
+            whole = len(alike) == len(own)
+            found[site] = alike if whole else dict(zip(in_order(own), in_order(usual), strict=True))
     return found
+
+
+def _of_dates(tables: Mapping[str, TableFingerprint]) -> tuple[list[str], dict[str, dict[str, str]]]:
+    """What sites' dates differ in, and site -> column -> how its file may say that they are written."""
+    said: list[str] = []
+    found: dict[str, dict[str, str]] = {site: {} for site in tables}
+    for name in dict.fromkeys(name for one in tables.values() for name in one.dates):
+        own = {site: one.dates[name] for site, one in tables.items() if name in one.dates}
+        sure = Counter(text for text, _, _ in own.values() if "|" not in text)
+        for site, (text, low, high) in own.items():
+            forms = text.split("|")
+            if forms[0] == ISO and forms[1:]:
+                said.append(f"no day of {name} at {site} lies after the 12th: have day and month changed places?")
+                found[site][name] = forms[1]
+            elif forms[0] not in READ:
+                likely = [form for form in forms if sure[form]] if forms[1:] else forms
+                which = "" if len(likely) == 1 else f": dates: {json.dumps({name: forms[0]})} in its file says which"
+                said.append(f"{name} is written {' or '.join(forms)} at {site}{which}")
+                found[site] |= {name: likely[0]} if len(likely) == 1 else {}
+            others = [other for key, other in own.items() if key != site and other[1]]
+            if low and others and all(high < start or low > end for _, start, end in others):
+                years = f"{median_low(one[1] for one in others)} to {median_low(one[2] for one in others)}"
+                said.append(
+                    f"{name} lies in {low} to {high} at {site} and in {years} elsewhere: are the dates the same?"
+                )
+    return said, found
 
 
 def other_units(low: Sequence[float], high: Sequence[float]) -> bool:
@@ -348,7 +391,8 @@ def _channels(prints: Prints) -> Choice | None:
         return None
     if coloured := [site for site, one in known.items() if one.coloured]:
         n = max(len(known[site].mean or ()) for site in coloured)
-        return Choice("task.channels", n, f"images of {some(coloured, 3)} have {'colours' if n == 3 else 'contrasts'}")
+        what = "contrasts" if n != 3 or any(one.voxels for one in known.values()) else "colours"
+        return Choice("task.channels", n, f"images of {some(coloured, 3)} have {what}")
     return Choice("task.channels", 1, "images of every site are grey")
 
 

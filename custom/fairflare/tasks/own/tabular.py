@@ -173,7 +173,7 @@ class Tabular(OwnData):
         names, known = self._features(), self._read_columns()
         needed = {name: [columns[name][i] for i in train] for name in self._needed() if name in columns}
         found = table_columns.table_fingerprint(
-            table.name, needed, names, known, GAPS, min_count, sums_only=own.secure_sum
+            table.name, needed, names, known, GAPS, min_count, sums_only=own.secure_sum, said=own.dates
         )
         return len(train), found
 
@@ -181,7 +181,7 @@ class Tabular(OwnData):
         table = Path(own.data_root) / own.datalist
         if not table.is_file():
             return 0
-        found = converted(read_table(table), table, own, self._gaps())
+        found = converted(read_table(table), table, own, self._gaps(), self._lists())
         there = {*self.outcome_columns} <= {*found.columns}
         return self.kind.known(found, self.outcome_columns).count(False) if there else 0
 
@@ -243,7 +243,7 @@ class Tabular(OwnData):
         return table, columns, self._rows(table.name, columns), self._targets(table.name, columns)
 
     def _columns(self, path: Path, own: SiteConfig) -> dict[str, list[str]]:
-        table = converted(read_table(path), path, own, self._gaps())
+        table = converted(read_table(path), path, own, self._gaps(), self._lists())
         for name in self.named:
             if name not in table.columns:
                 known = some([name[:100] for name in table.columns], 12)
@@ -253,6 +253,10 @@ class Tabular(OwnData):
             text = f"table {path.name}: expected at least {FEWEST} rows with a label, got {len(table)}"
             raise DataError("few_examples", text)
         return {name: list(table[name]) for name in table.columns}
+
+    def _lists(self) -> dict[str, str]:
+        """Column -> what stands between the codes of a cell."""
+        return {name: one.separator for name, one in self._read_columns().items() if one.separator}
 
     def _gaps(self) -> tuple[str, ...]:
         """What stands for a missing value, see ``table_features.gaps_of``."""
@@ -301,11 +305,15 @@ class Tabular(OwnData):
         return torch.tensor([place[cell] for cell in cells], dtype=torch.int64)
 
 
-def converted(table: pandas.DataFrame, path: Path, own: SiteConfig, gaps: Sequence[str]) -> pandas.DataFrame:
+def converted(
+    table: pandas.DataFrame, path: Path, own: SiteConfig, gaps: Sequence[str], lists: Mapping[str, str]
+) -> pandas.DataFrame:
     """``table`` in the federation's units and words; raises DataError where the site's file names another column."""
     known = some([*table.columns], 12)
-    if lacking := own.convert(table, gaps):
-        text = f"table {path.name}: scale, shift, recode: expected a column among {known}, got {shown(lacking[0])}"
+    if lacking := own.convert(table, gaps, lists):
+        text = (
+            f"table {path.name}: {', '.join(own.conversion)}: expected a column among {known}, got {shown(lacking[0])}"
+        )
         raise DataError("column", text)
     return table
 
