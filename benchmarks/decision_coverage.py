@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Simulated federations whose U, J and D are known: do intervals hold, and how often is a verdict false?
 
-    python benchmarks/decision_coverage.py [--federations 200] [--seed 0] [--regimes mixed,gain] [--out FILE.csv]
+    python benchmarks/decision_coverage.py [--federations 200] [--regimes mixed,gain] [--rows ROWS.csv] [--out FILE.csv]
+
+``--rows`` keeps the rows of each federation as it ends; a further call goes on from there.
 
 Ten hospitals (unless said) of a logistic truth with ten features. *mixed*: intercepts and slopes differ, and every
 fifth hospital has slopes of its own; *gain*: little differs; *none*: all does; *tiny*: half have 12 to 29 patients;
@@ -32,10 +34,11 @@ from fairflare.decision.verdicts import ADDS, ALONE, COSTS, JOIN, SAME, UNTOLD, 
 from fairflare.functional.slopes import SHARES
 from fairflare.tasks.folds import dealt
 
-FEATURES, FRESH, DEALS, FOLDS = 10, 2000, 2, 5
+FEATURES, FRESH, FOLDS = 10, 2000, 5
 SLOPES = np.random.default_rng(7).normal(0, 0.5, FEATURES)
 NODES, WEIGHTS = np.polynomial.hermite_e.hermegauss(15)
 Row = dict[str, float | str]
+COLUMNS = ["regime", "federation", "what", "by", "true", "error", "held", "said", "false"]
 
 
 @dataclass(frozen=True)
@@ -51,10 +54,12 @@ class Regime:
     sites: int = 10
     level: float = -0.5
     special: str = ""
+    deals: int = 2
 
 
 REGIMES = {
     "mixed": Regime(),
+    "mixed, 10 deals": Regime(deals=10),
     "gain": Regime(0.3, 0.05, 0.05, 80),
     "none": Regime(0.5, 0.5, 0.5, 270, 150),
     "tiny": Regime(special="tiny"),
@@ -122,9 +127,9 @@ def federation(rng: np.random.Generator, regime: Regime) -> list[Truth]:
     return found
 
 
-def deal(rng: np.random.Generator, one: Hospital) -> np.ndarray:
+def deal(rng: np.random.Generator, one: Hospital, deals: int) -> np.ndarray:
     named = one.patient if one.n < len(one.y) else None
-    return np.stack([dealt(one.y.astype(int), FOLDS, int(rng.integers(1 << 30)), "site", named) for _ in range(DEALS)])
+    return np.stack([dealt(one.y.astype(int), FOLDS, int(rng.integers(1 << 30)), "site", named) for _ in range(deals)])
 
 
 def rows_of(number: int, regime: Regime, seed: int) -> Iterator[Row]:
@@ -132,7 +137,7 @@ def rows_of(number: int, regime: Regime, seed: int) -> Iterator[Row]:
     rng = np.random.default_rng([seed, number])
     *truths, further = federation(rng, regime)
     hospitals = {f"{i:02}": one.hospital for i, one in enumerate(truths)}
-    folds = {name: deal(rng, one) for name, one in hospitals.items() if one.n >= 30}
+    folds = {name: deal(rng, one, regime.deals) for name, one in hospitals.items() if one.n >= 30}
     threshold = 0.05 if regime.special == "rare" else 0.35
     found = decide(hospitals, folds, threshold=threshold, worthwhile=0.005)
     pooled = bool(found.averages)
@@ -237,27 +242,36 @@ def summary(rows: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(found).round(2)
 
 
+def rows_file(path: Path | None) -> pd.DataFrame:
+    return pd.read_csv(path) if path and path.exists() else pd.DataFrame({"regime": [], "federation": []})
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--federations", type=int, default=200)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--regimes", default=",".join(REGIMES))
+    parser.add_argument("--rows", type=Path)
     parser.add_argument("--out", type=Path)
     parser.add_argument("--toy", action="store_true")
     given = parser.parse_args()
-    regimes = ["mixed"] if given.toy else given.regimes.split(",")
-    tables = []
-    for regime in regimes:
+    tables = [rows_file(given.rows)]
+    ended = set(zip(tables[0]["regime"], tables[0]["federation"], strict=True))
+    for regime in ["mixed"] if given.toy else given.regimes.split(","):
         start = time.process_time()
-        many = range(2 if given.toy else given.federations)
-        rows = pd.DataFrame([row for number in many for row in rows_of(number, REGIMES[regime], given.seed)])
-        tables.append(summary(rows.assign(regime=regime)))
-        print(f"{regime}: {len(many)} federations, {time.process_time() - start:.1f} CPU s", flush=True)
-        told = tables[-1]["held"].notna() & ~tables[-1]["what"].str.contains("calibration")
-        print(tables[-1][told][["what", "by", "held", "true x 1000"]].to_string(index=False), flush=True)
-        if given.out:
-            pd.concat(tables).to_csv(given.out, index=False)
-    table = pd.concat(tables)
+        for number in range(2 if given.toy else given.federations):
+            if (regime, number) in ended:
+                continue
+            rows = pd.DataFrame(rows_of(number, REGIMES[regime], given.seed)).assign(regime=regime)
+            tables.append(rows.reindex(columns=COLUMNS))
+            if given.rows:
+                tables[-1].to_csv(given.rows, mode="a", header=not given.rows.exists(), index=False)
+        print(f"{regime}: {time.process_time() - start:.1f} CPU s", flush=True)
+    table = summary(pd.concat(tables))
+    if given.out:
+        table.to_csv(given.out, index=False)
+    intervals = table[table["held"].notna() & ~table["what"].str.contains("calibration")]
+    print(intervals[["regime", "what", "by", "federations", "held", "true x 1000"]].to_string(index=False))
     questions = table[table["what"].str.startswith("question")]
     print(questions[["regime", "what", "by", "said", "told", "false of all"]].to_string(index=False))
 
