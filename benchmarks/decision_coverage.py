@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Simulated federations whose U, J and D are known: do intervals hold, and how often is a verdict false?
 
-    python benchmarks/decision_coverage.py [--federations 200] [--regimes mixed,gain] [--rows ROWS.csv] [--out FILE.csv]
+    python benchmarks/decision_coverage.py [--federations 200] [--regimes mixed "5 hospitals"] [--rows ROWS.csv] [--out FILE.csv]
 
 ``--rows`` keeps the rows of each federation as it ends; a further call goes on from there.
 
@@ -9,8 +9,9 @@ Ten hospitals (unless said) of a logistic truth with ten features. *mixed*: inte
 fifth hospital has slopes of its own; *gain*: little differs; *none*: all does; *tiny*: half have 12 to 29 patients;
 *rare*: 3 % have the outcome; *shift*: other patients and a bent truth; *reversed*: one hospital's slopes have the other
 sign; *visits*: one to six rows a patient; *visits by row*: the same, each row taken for a patient, which must fail;
-*shared patients*: a fifth of them come to a second hospital, too. The truth is that of the deployed models on 2,000
-fresh patients of each hospital, by their true risks. Errors are over federations.
+*shared patients*: a fifth are of ``POOL`` people who come to two hospitals or so; with the *federation's folds* they are
+dealt alike everywhere. The truth is that of the deployed models on 2,000 fresh patients of each hospital, by their true
+risks. Errors are over federations.
 """
 
 from __future__ import annotations
@@ -28,13 +29,14 @@ from scipy.special import expit
 from fairflare.decision.decide import Answer, decide
 from fairflare.decision.estimands import ESTIMANDS, margin
 from fairflare.decision.regression import MEMBER, OUTSIDE, OWN, Array, Hospital
-from fairflare.decision.sums import NET
+from fairflare.decision.study import folds_of
+from fairflare.decision.sums import NET, Plan
 from fairflare.decision.validation import sandwich
 from fairflare.decision.verdicts import ADDS, ALONE, COSTS, JOIN, SAME, UNTOLD, USE, USE_OR_JOIN, verdict
 from fairflare.functional.slopes import SHARES
 from fairflare.tasks.folds import dealt
 
-FEATURES, FRESH, FOLDS = 10, 2000, 5
+FEATURES, FRESH, FOLDS, POOL = 10, 2000, 5, 120
 SLOPES = np.random.default_rng(7).normal(0, 0.5, FEATURES)
 NODES, WEIGHTS = np.polynomial.hermite_e.hermegauss(15)
 Row = dict[str, float | str]
@@ -55,6 +57,7 @@ class Regime:
     level: float = -0.5
     special: str = ""
     deals: int = 2
+    alike: bool = False
 
 
 REGIMES = {
@@ -71,6 +74,7 @@ REGIMES = {
     "visits": Regime(0.3, 0.05, 0.05, 80, special="visits"),
     "visits by row": Regime(0.3, 0.05, 0.05, 80, special="visits by row"),
     "shared patients": Regime(0.3, 0.05, 0.05, 80, special="visits, shared"),
+    "shared patients, federation's folds": Regime(0.3, 0.05, 0.05, 80, special="visits, shared", alike=True),
 }
 
 
@@ -106,10 +110,12 @@ def federation(rng: np.random.Generator, regime: Regime) -> list[Truth]:
         true = risk(fresh)
         if "visits" in regime.special:
             owner = np.repeat(np.arange(n), rng.integers(1, 7, n))
+            names = 10_000 * (len(found) + 1) + np.arange(n)
             whole, effects = rng.normal(size=(n, FEATURES)), rng.normal(size=n)
             if regime.special.endswith("shared"):
-                known = rng.choice(2000, n // 5, replace=False) if n // 5 else np.zeros(0, dtype=int)
+                known = rng.choice(POOL, n // 5, replace=False) if n // 5 else np.zeros(0, dtype=int)
                 whole[: n // 5], effects[: n // 5] = people[0][known], people[1][known]
+                names[: n // 5] = known
             kept = 0.7
             x = centre + width * (
                 np.sqrt(kept) * whole[owner] + np.sqrt(1 - kept) * rng.normal(size=(len(owner), FEATURES))
@@ -117,13 +123,14 @@ def federation(rng: np.random.Generator, regime: Regime) -> list[Truth]:
             y = (rng.random(len(owner)) < risk(x, 1.5 * effects[owner])).astype(float)
             true = np.stack([risk(fresh, 1.5 * node) for node in NODES], axis=1) @ (WEIGHTS / WEIGHTS.sum())
             patients = None if regime.special.endswith("row") else owner
+            identities = names.astype(np.uint64)[owner] if regime.alike else None
         else:
             x = centre + width * rng.normal(size=(n, FEATURES))
-            y, patients = (rng.random(n) < risk(x)).astype(float), None
+            y, patients, identities = (rng.random(n) < risk(x)).astype(float), None, None
         if min(y.sum(), len(y) - y.sum()) < (2 if n < 30 else 5):
             continue
         one = [np.hstack([np.ones((len(rows), 1)), rows]) for rows in (x, fresh)]
-        found.append(Truth(Hospital.of(one[0], y, patients), one[1], true))
+        found.append(Truth(Hospital.of(one[0], y, patients, identities), one[1], true))
     return found
 
 
@@ -137,9 +144,12 @@ def rows_of(number: int, regime: Regime, seed: int) -> Iterator[Row]:
     rng = np.random.default_rng([seed, number])
     *truths, further = federation(rng, regime)
     hospitals = {f"{i:02}": one.hospital for i, one in enumerate(truths)}
-    folds = {name: deal(rng, one, regime.deals) for name, one in hospitals.items() if one.n >= 30}
-    threshold = 0.05 if regime.special == "rare" else 0.35
-    found = decide(hospitals, folds, threshold=threshold, worthwhile=0.005)
+    plan = Plan(FOLDS, regime.deals, 0.05 if regime.special == "rare" else 0.35, 0.005, shared_patients=regime.alike)
+    if regime.alike:
+        folds = {name: folds_of(name, one, plan) for name, one in hospitals.items()}
+    else:
+        folds = {name: deal(rng, one, regime.deals) for name, one in hospitals.items() if one.n >= 30}
+    found, threshold = decide(hospitals, folds, plan), plan.threshold
     pooled = bool(found.averages)
     for name, answer in found.answers.items():
         if (one := answer.assessment) is None:
@@ -250,14 +260,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--federations", type=int, default=200)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--regimes", default=",".join(REGIMES))
+    parser.add_argument("--regimes", nargs="+", choices=REGIMES, default=list(REGIMES))
     parser.add_argument("--rows", type=Path)
     parser.add_argument("--out", type=Path)
     parser.add_argument("--toy", action="store_true")
     given = parser.parse_args()
     tables = [rows_file(given.rows)]
     ended = set(zip(tables[0]["regime"], tables[0]["federation"], strict=True))
-    for regime in ["mixed"] if given.toy else given.regimes.split(","):
+    for regime in ["mixed"] if given.toy else given.regimes:
         start = time.process_time()
         for number in range(2 if given.toy else given.federations):
             if (regime, number) in ended:

@@ -16,7 +16,6 @@ from scipy.stats import norm
 from cases import each
 from fairflare.decision import decide as deciding
 from fairflare.decision import regression, validation, verdicts
-from fairflare.decision.decide import decide
 from fairflare.decision.estimands import (
     Estimate,
     Folds,
@@ -30,7 +29,7 @@ from fairflare.decision.heterogeneity import average, posteriors
 from fairflare.decision.mix import NO_MIX, right_part, safe_mix
 from fairflare.decision.regression import MEMBER, OUTSIDE, OWN, Hospital
 from fairflare.decision.study import numbers, row_from, row_of, sentence, told
-from fairflare.decision.sums import EM_AT, MODELS, REFITS_AT, Plan
+from fairflare.decision.sums import EM_AT, FOLDS_AT, REFITS_AT, Plan
 from fairflare.decision.verdicts import (
     ADDS,
     ALONE,
@@ -52,6 +51,7 @@ from fairflare.tasks.folds import dealt
 from fairflare.tasks.metrics import auc
 
 FEATURES = 4
+PLAN = Plan(5, 2, 0.3)
 TRUE = np.array([-0.5, 0.8, -0.6, 0.4, 0.0])
 
 
@@ -77,6 +77,10 @@ def folds_of(hospitals):
         for name, one in hospitals.items()
         if not too_few(one)
     }
+
+
+def decide(hospitals, dealt_to=None, plan=PLAN, **how):
+    return deciding.decide(hospitals, folds_of(hospitals) if dealt_to is None else dealt_to, plan, **how)
 
 
 def loss(at, x, y):
@@ -288,21 +292,24 @@ def test_detectors_say_why_nothing_is_told():
     fine = {"U": Estimate(0, 1, 80, 1.75), "J": Estimate(0, 1, 80, 1.75)}
     outside, features = regression.train(others).coefficients, Others.of(others)
 
+    def slope_of(hospital):
+        return validation.calibration(hospital, hospital.x @ outside).slope
+
     def code(hospital, estimates=fine, columns=None):
-        found = withheld(hospital, features, outside, estimates, columns)
+        found = withheld(hospital, features, slope_of(hospital), estimates, columns)
         return found and found.code
 
     assert code(one) is None
     x = one.x.copy()
     x[:, 2] = 0.5
-    lactate = withheld(Hospital.of(x, one.y), features, outside, fine, {2: "lactate"})
+    lactate = withheld(Hospital.of(x, one.y), features, (1, 0.01), fine, {2: "lactate"})
     assert lactate == Reason("never_measured", 2) and lactate.words({2: "lactate"}).startswith("lactate has one value")
     assert code(Hospital.of(x, one.y), columns={1: "age"}) is None
     assert code(hospital(9, n=150, sign=-1.0)) == "reversed"
     few = one.y * (np.cumsum(one.y) <= 7)
-    assert withheld(Hospital.of(one.x, few), features, outside, fine) == Reason("few_events", 7)
+    assert withheld(Hospital.of(one.x, few), features, (1, 0.01), fine) == Reason("few_events", 7)
     heavy = {**fine, "J": Estimate(0, 1, 80, 1.75, largest_share=0.6)}
-    assert withheld(one, features, outside, heavy) == Reason("one_patient", 0.6)
+    assert withheld(one, features, (1, 0.01), heavy) == Reason("one_patient", 0.6)
     assert too_few(Hospital.of(one.x[:29], one.y[:29])) == Reason("few_patients", 29)
     assert too_few(Hospital.of(one.x, one.y * (np.cumsum(one.y) <= 4))) == Reason("few_outcomes", 4)
     assert too_few(one) is None
@@ -320,31 +327,31 @@ def test_a_column_was_never_measured_unless_its_value_is_likely(share, n, told):
 
 def newton_sums(known):
     """Places of the sums that trained, and those that refit."""
-    refits = [place for place in known.sums if REFITS_AT <= place < MODELS]
+    refits = [place for place in known.sums if REFITS_AT <= place < FOLDS_AT]
     return [place for place in known.sums if place < EM_AT], refits
 
 
 def test_one_training_answers_everybody():
     """No hospital has more than REFIT_SHARE of the rows; for a larger one the others train once more, without it."""
     hospitals = federation()
-    found = decide(hospitals, folds_of(hospitals), threshold=0.3)
+    found = decide(hospitals)
     trained, refit = newton_sums(found.known)
     assert 3 <= len(trained) <= 10 and not refit and set(found.answers) == set(hospitals)
     reference = regression.train(list(hospitals.values()))
     assert found.training.coefficients == pytest.approx(reference.coefficients, abs=1e-9)
     more = hospitals | {"large": hospital(20, n=900)}
-    found = decide(more, folds_of(more))
+    found = decide(more)
     trained, refit = newton_sums(found.known)
     assert found.known.refits == ("large",) and 3 <= len(refit) <= 10 and min(refit) == REFITS_AT
     outside = found.answers["large"].assessment.outside
     assert outside == pytest.approx(regression.train(list(hospitals.values())).coefficients, abs=1e-6)
-    told_alike = decide(more, folds_of(more), tell_apart=False)
+    told_alike = decide(more, tell_apart=False)
     assert not told_alike.known.refits and not newton_sums(told_alike.known)[1]
 
 
 def test_sums_give_the_posteriors_of_all_values_at_hand():
     hospitals = federation()
-    found = decide(hospitals, folds_of(hospitals), threshold=0.3)
+    found = decide(hospitals)
     for key in ("U", "D", "EJ"):
         values = {name: one.assessment.estimates[key] for name, one in found.answers.items()}
         for name, of in posteriors(values, key).items():
@@ -360,22 +367,22 @@ def test_tiny_hospitals_take_part_and_stop_nobody():
     for name in tiny:
         assert found.answers[name].verdict == Verdict(UNTOLD, UNTOLD, reason=too_few(tiny[name]))
     assert all(found.answers[name].assessment is not None for name in hospitals)
-    without = decide(hospitals, folds_of(hospitals))
+    without = decide(hospitals)
     assert not np.array_equal(found.training.coefficients, without.training.coefficients)
 
 
 def test_a_reversed_hospital_speaks_by_no_ones_regression():
     hospitals = federation()
-    assert all(one.by_regression for one in decide(hospitals, folds_of(hospitals)).answers.values())
+    assert all(one.by_regression for one in decide(hospitals).answers.values())
     hospitals["odd"] = hospital(9, n=150, sign=-1.0)
-    found = decide(hospitals, folds_of(hospitals))
+    found = decide(hospitals)
     assert not any(one.by_regression for one in found.answers.values())
     assert found.answers["odd"].verdict.reason.code == "reversed"
 
 
 def test_with_three_hospitals_each_speaks_for_itself():
     hospitals = federation(sites=3)
-    found = decide(hospitals, folds_of(hospitals))
+    found = decide(hospitals)
     assert not found.averages
     for one in found.answers.values():
         assert not one.by_regression and isinstance(one.distribution("U"), Estimate)
@@ -384,10 +391,10 @@ def test_with_three_hospitals_each_speaks_for_itself():
 def test_a_worse_net_benefit_withholds_a_verdict(monkeypatch):
     hospitals = federation()
     monkeypatch.setattr(deciding, "verdict", lambda *a: Verdict(USE, SAME, 0.01))
-    found = decide(hospitals, folds_of(hospitals), threshold=0.4, worthwhile=0.0)
+    found = decide(hospitals, plan=Plan(5, 2, 0.4))
     codes = {one.verdict.reason.code for one in found.answers.values() if one.verdict.answer == UNTOLD}
     assert codes == {"net_benefit"}
-    generous = decide(hospitals, folds_of(hospitals), threshold=0.4, worthwhile=1.0)
+    generous = decide(hospitals, plan=Plan(5, 2, 0.4, 1.0))
     assert all(one.verdict.answer == USE for one in generous.answers.values())
 
 
@@ -433,8 +440,8 @@ def test_sentences(answer, words):
 
 def test_the_numbers_that_a_hospital_tells_are_its_row():
     """Within their declared ranges; from them comes the row again, but for curves."""
-    hospitals, plan = federation(), Plan(5, 2, 0.3, 0.0)
-    found = decide(hospitals, folds_of(hospitals), threshold=0.3)
+    hospitals, plan = federation(), PLAN
+    found = decide(hospitals)
     ranges = {one.name: (one.low, one.high) for one in numbers(plan)}
     for answer in found.answers.values():
         row = row_of(answer, plan)
