@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from scipy.special import expit
 from scipy.stats import norm
 
 from cases import each
+from fairflare.core.errors import UserError
 from fairflare.decision import decide as deciding
 from fairflare.decision import regression, validation, verdicts
 from fairflare.decision.estimands import (
@@ -27,8 +29,10 @@ from fairflare.decision.estimands import (
 )
 from fairflare.decision.heterogeneity import average, posteriors
 from fairflare.decision.mix import NO_MIX, right_part, safe_mix
+from fairflare.decision.own import maker
 from fairflare.decision.regression import MEMBER, OUTSIDE, OWN, Hospital
-from fairflare.decision.study import numbers, row_from, row_of, sentence, told
+from fairflare.decision.study import folds_of as dealing
+from fairflare.decision.study import numbers, on_components, row_from, row_of, sentence, told
 from fairflare.decision.sums import EM_AT, FOLDS_AT, REFITS_AT, Plan
 from fairflare.decision.verdicts import (
     ADDS,
@@ -454,3 +458,108 @@ def test_the_numbers_that_a_hospital_tells_are_its_row():
         assert again["margin"] == pytest.approx(row["margin"])
     with pytest.raises(ValueError, match="verdict"):
         row_from({"patients": 3.0}, None)
+
+
+def test_what_joining_gives_to_others_is_the_change_of_their_member_models():
+    """One Newton step against refits without each hospital; not told of two hospitals, nor under secure sums."""
+    hospitals = federation()
+    found, dealt_to = decide(hospitals), {name: deals[0] for name, deals in folds_of(hospitals).items()}
+
+    def tested(other, left):
+        """Brier score at a hospital of the member model without another."""
+        one, losses = hospitals[other], []
+        rest = [of for key, of in hospitals.items() if key not in (left, other)]
+        for train in (dealt_to[other] != fold for fold in range(5)):
+            model = regression.train([*rest, Hospital.of(one.x[train], one.y[train])]).coefficients[None]
+            at = regression.updated(one.x, one.y, train[None].astype(float), model)[0]
+            losses.append((one.y - expit(one.x @ at))[~train] ** 2)
+        return float(np.concatenate(losses).mean())
+
+    member = {name: tested(name, "") for name in hospitals}
+    exact = [np.mean([tested(of, name) - member[of] for of in hospitals.keys() - {name}]) for name in hospitals]
+    given = [found.answers[name].gives for name in hospitals]
+    assert np.corrcoef(exact, [one.mean for one in given])[0, 1] > 0.9
+    assert [one.mean for one in given] == pytest.approx(exact, abs=7e-4)
+    assert all(one.low < value < one.high for one, value in zip(given, exact, strict=True))
+    two = dict(list(hospitals.items())[:2])
+    assert not any(one.gives for one in decide(two).answers.values())
+    assert not any(one.gives for one in decide(hospitals, tell_apart=False).answers.values())
+
+
+def test_patients_at_several_hospitals_are_in_one_fold_of_the_whole_federation():
+    """No model that tests a patient has seen this patient elsewhere, and the models are those of refits."""
+    hospitals = {
+        name: dataclasses.replace(one, identities=np.arange(len(one.y)).astype(np.uint64) + 40 * k)
+        for k, (name, one) in enumerate(federation().items())
+    }
+    plan = Plan(3, 1, 0.3, shared_patients=True)
+    folds = {name: dealing(name, one, plan) for name, one in hospitals.items()}
+    of = {}
+    for name, one in hospitals.items():
+        for identity, fold in zip(one.identities, folds[name][0], strict=True):
+            assert of.setdefault(int(identity), fold) == fold
+    found = decide(hospitals, folds, plan)
+    for fold in range(3):
+        kept = {n: Hospital.of(h.x[folds[n][0] != fold], h.y[folds[n][0] != fold]) for n, h in hospitals.items()}
+        without = regression.train(list(kept.values()))
+        assert found.known.without_folds[fold].coefficients == pytest.approx(without.coefficients, abs=1e-5)
+        outside = regression.train([one for name, one in kept.items() if name != "h3"]).coefficients
+        tested = folds["h3"][0] == fold
+        logits = found.answers["h3"].assessment.logits[tested]
+        assert logits == pytest.approx((hospitals["h3"].x @ outside)[tested], abs=0.05)
+    assert not found.known.refits and plan.design.stretch(0.1) == 1
+    with pytest.raises(UserError, match="h0: expected a table with the column patient"):
+        dealing("h0", hospital(0), plan)
+
+
+class Constant:
+    """A brought model that knows nothing but the share of the outcome."""
+
+    def fit(self, x, y):
+        self.share = y.mean()
+
+    def predict_proba(self, x):
+        return np.tile([1 - self.share, self.share], (len(x), 1))
+
+
+@each("kind", ["trees", f"{__name__}:Constant"])
+def test_another_own_model_is_fitted_to_training_parts_alone(kind):
+    hospitals = federation()
+    plan = Plan(5, 1, own_model=kind)
+    folds = {name: deals[:1] for name, deals in folds_of(hospitals).items()}
+    found, ridge = decide(hospitals, folds, plan), decide(hospitals, folds, Plan(5, 1))
+    for name, answer in found.answers.items():
+        one, other = answer.assessment, ridge.answers[name].assessment
+        assert one.estimates["D"] == other.estimates["D"] and one.estimates["U"] != other.estimates["U"]
+        assert one.risks["ridge"] == pytest.approx(other.risks[OWN]) and not answer.by_regression
+        rows = folds[name][0] != 0
+        model = maker(kind)()
+        model.fit(hospitals[name].x[rows][:, 1:], hospitals[name].y[rows].astype(int))
+        expected = model.predict_proba(hospitals[name].x[~rows][:, 1:])[:, 1]
+        assert one.risks[OWN][0][~rows] == pytest.approx(expected)
+
+
+@each("name, words", [("forest", "FILE.py:CLASS"), ("math:floor", "fit and predict_proba"), ("no.py:A", "imported")])
+def test_what_is_no_own_model_is_refused(name, words):
+    with pytest.raises(UserError, match=words):
+        maker(name)
+
+
+def test_wide_features_are_decided_on_components_of_all_rows():
+    rng = np.random.default_rng(0)
+    loadings, narrow, wide = rng.normal(size=(FEATURES, 300)), federation(), {}
+    for name, one in narrow.items():
+        x = one.x[:, 1:] @ loadings + 0.1 * rng.normal(size=(len(one.y), 300))
+        wide[name] = dataclasses.replace(one, x=np.hstack([one.x[:, :1], x]))
+    moved, count = on_components(wide)
+    x = np.concatenate([one.x[:, 1:] for one in wide.values()])
+    u, s, _ = np.linalg.svd(x - x.mean(axis=0), full_matrices=False)
+    scores = np.concatenate([one.x[:, 1:] for one in moved.values()])
+    assert count == 50 and np.square(scores).mean() == pytest.approx(1)
+    alike = np.corrcoef(scores.T, (u * s)[:, :count][:, ::-1].T)[:count, count:].diagonal()
+    assert np.abs(alike) == pytest.approx(np.ones(count), abs=1e-6)
+    assert on_components(narrow) == (narrow, 0)
+    of_all, of_few = (decide(hospitals).answers for hospitals in (moved, narrow))
+    for name in narrow:
+        j = [answers[name].assessment.estimates["J"].value for answers in (of_all, of_few)]
+        assert j[0] == pytest.approx(j[1], abs=0.03)
