@@ -36,6 +36,7 @@ FOLDS_AT = REFITS_AT + MAX_REFITS * slopes.STEPS
 MODELS = FOLDS_AT + slopes.STEPS
 MOMENTS, SCALES, POSTERIORS, PLACES = MODELS + 1, MODELS + 2, MODELS + 3, MODELS + 4
 """Places of the sums; Newton's steps begin at 0, EM's at ``EM_AT``, each refit's ``STEPS`` places after the other."""
+CLOSE = 1e-6
 MIN_GIVEN = 2
 """Other hospitals, from which on their mean does not tell of one alone."""
 PATIENTS_PER_COEFFICIENT = 10
@@ -161,7 +162,33 @@ class Known:
 
     def total(self, place: int) -> Blocks:
         """The blocks of a sum that is known."""
-        above, below = np.split(np.array(self.sums[place]), 2)
+        return self._blocks(place, self.sums[place])
+
+    def is_plausible(self, part: Sequence[float], rows: int) -> bool:
+        """Whether a hospital of so many rows may add these numbers to the next sum.
+
+        Terms of a distribution must be those of one value, with no more weight than so many patients have. Else a
+        hospital that lies in its range would speak for all others.
+        """
+        blocks, spread = self._blocks(self.next, part), decision.spreads() ** 2
+        least = [min(self.noise(k, n) for n in (1, rows)) for k in range(len(self.plan.estimands))]
+        limits = 1 / np.array(least) if self.next == SCALES else np.zeros(0)
+        if self.next == SCALES and (blocks["precisions"] > (1 + CLOSE) * limits).any():
+            return False
+        for name in blocks.keys() & {"averages", "right", "terms"}:
+            one = blocks[name].reshape(-1, *TERMS)
+            floors = [v / self.scale(k) ** 2 for k, v in enumerate(least)] if name == "terms" else [0.0] * len(one)
+            for terms, floor in zip(one, floors, strict=True):
+                w, wx, wxx, wz, wxz, wzz, logs = terms.T
+                if terms.any() and not (
+                    ((w > 0) & (w <= (1 + CLOSE) / (floor + spread))).all()
+                    and np.allclose([w * wxx, w * wzz, w * wxz, np.exp(logs)], [wx**2, wz**2, wx * wz, w], CLOSE, 1e-9)
+                ):
+                    return False
+        return True
+
+    def _blocks(self, place: int, numbers: Sequence[float]) -> Blocks:
+        above, below = np.split(np.array(numbers), 2)
         found, at = {}, 0
         for name, shape in self.shapes(place).items():
             size = math.prod(shape)

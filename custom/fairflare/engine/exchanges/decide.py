@@ -34,7 +34,7 @@ from fairflare.decision.study import (
     row_of,
     told,
 )
-from fairflare.decision.sums import PLACES, Known, Plan
+from fairflare.decision.sums import MOMENTS, PLACES, Known, Plan
 from fairflare.decision.verdicts import MIN_PATIENTS
 from fairflare.engine.checks import Refused, Rejection, checked_scalars, first_good, left_out, silent
 from fairflare.engine.exchanges.base import Ended, Exchange, OfRun
@@ -243,8 +243,11 @@ class DecideAtServer:
         while (place := known.next) < PLACES:
             terms = known.length(place)
 
-            def checked(answer: Answer, terms: int = terms) -> list[float]:
-                return _checked(answer.sums, terms)
+            def checked(answer: Answer, terms: int = terms, known: Known = known) -> list[float]:
+                part = _checked(answer.sums, terms)
+                if place > MOMENTS and not known.is_plausible(part, round(ended.declared.get(answer.site, 0))):
+                    raise Refused("sums", "sums: expected what so many patients add, got more weight or other terms")
+                return part
 
             asked = {"place": float(place)}
             total = ended.aggregation.total(
