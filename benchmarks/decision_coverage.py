@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Simulated federations whose U, J and D are known: do intervals hold, and how often is a verdict false?
 
-    python benchmarks/decision_coverage.py [--federations 200] [--regimes mixed "5 hospitals"] [--rows ROWS.csv] [--out FILE.csv]
+    python benchmarks/decision_coverage.py [--federations 200] [--regimes mixed "5 hospitals"] [--rows R.csv] [--out O.csv]
 
 ``--rows`` keeps the rows of each federation as it ends; a further call goes on from there.
 
@@ -9,8 +9,8 @@ Ten hospitals (unless said) of a logistic truth with ten features. *mixed*: inte
 fifth hospital has slopes of its own; *gain*: little differs; *none*: all does; *tiny*: half have 12 to 29 patients;
 *rare*: 3 % have the outcome; *shift*: other patients and a bent truth; *reversed*: one hospital's slopes have the other
 sign; *visits*: one to six rows a patient; *visits by row*: the same, each row taken for a patient, which must fail;
-*shared patients*: a fifth are of ``POOL`` people who come to two hospitals or so; with the *federation's folds* they are
-dealt alike everywhere. The truth is that of the deployed models on 2,000 fresh patients of each hospital, by their true
+*shared patients*: a fifth are of ``POOL`` people who come to about two hospitals; with the *federation's folds* they are
+dealt alike. *1,280 columns*: noisy projections of the features, decided on principal components. The truth is that of the deployed models on 2,000 fresh patients of each hospital, by their true
 risks. Errors are over federations.
 """
 
@@ -19,7 +19,7 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -29,14 +29,14 @@ from scipy.special import expit
 from fairflare.decision.decide import Answer, decide
 from fairflare.decision.estimands import ESTIMANDS, margin
 from fairflare.decision.regression import MEMBER, OUTSIDE, OWN, Array, Hospital
-from fairflare.decision.study import folds_of
+from fairflare.decision.study import folds_of, on_components
 from fairflare.decision.sums import NET, Plan
 from fairflare.decision.validation import sandwich
 from fairflare.decision.verdicts import ADDS, ALONE, COSTS, JOIN, SAME, UNTOLD, USE, USE_OR_JOIN, verdict
 from fairflare.functional.slopes import SHARES
 from fairflare.tasks.folds import dealt
 
-FEATURES, FRESH, FOLDS, POOL = 10, 2000, 5, 120
+FEATURES, FRESH, FOLDS, POOL, WIDE = 10, 2000, 5, 120, 1280
 SLOPES = np.random.default_rng(7).normal(0, 0.5, FEATURES)
 NODES, WEIGHTS = np.polynomial.hermite_e.hermegauss(15)
 Row = dict[str, float | str]
@@ -71,6 +71,7 @@ REGIMES = {
     "reversed": Regime(special="reversed"),
     "5 hospitals": Regime(sites=5),
     "3 hospitals": Regime(sites=3),
+    "1,280 columns": Regime(special="wide"),
     "visits": Regime(0.3, 0.05, 0.05, 80, special="visits"),
     "visits by row": Regime(0.3, 0.05, 0.05, 80, special="visits by row"),
     "shared patients": Regime(0.3, 0.05, 0.05, 80, special="visits, shared"),
@@ -134,6 +135,20 @@ def federation(rng: np.random.Generator, regime: Regime) -> list[Truth]:
     return found
 
 
+def on_wide(rng: np.random.Generator, truths: list[Truth], further: Truth) -> list[Truth]:
+    """Features as noisy projections of those that count, on the components of all hospitals but the further one."""
+    loadings = rng.normal(0, 0.3, (FEATURES, WIDE))
+
+    def wide(x: Array) -> Array:
+        return np.hstack([x[:, :1], x[:, 1:] @ loadings + rng.normal(size=(len(x), WIDE))])
+
+    hospitals = {str(k): replace(one.hospital, x=wide(one.hospital.x)) for k, one in enumerate(truths)}
+    moved, _, on = on_components(hospitals)
+    found = [Truth(moved[str(k)], on(wide(one.fresh)), one.risks) for k, one in enumerate(truths)]
+    last = replace(further.hospital, x=on(wide(further.hospital.x)))
+    return [*found, Truth(last, on(wide(further.fresh)), further.risks)]
+
+
 def deal(rng: np.random.Generator, one: Hospital, deals: int) -> np.ndarray:
     named = one.patient if one.n < len(one.y) else None
     return np.stack([dealt(one.y.astype(int), FOLDS, int(rng.integers(1 << 30)), "site", named) for _ in range(deals)])
@@ -143,6 +158,8 @@ def rows_of(number: int, regime: Regime, seed: int) -> Iterator[Row]:
     """A row per estimand, verdict and hospital of one federation."""
     rng = np.random.default_rng([seed, number])
     *truths, further = federation(rng, regime)
+    if regime.special == "wide":
+        *truths, further = on_wide(rng, truths, further)
     hospitals = {f"{i:02}": one.hospital for i, one in enumerate(truths)}
     plan = Plan(FOLDS, regime.deals, 0.05 if regime.special == "rare" else 0.35, 0.005, shared_patients=regime.alike)
     if regime.alike:

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -18,7 +18,7 @@ from fairflare.decision.estimands import ESTIMANDS, Estimate, margin
 from fairflare.decision.heterogeneity import MIN_HOSPITALS, Between
 from fairflare.decision.mix import Mix
 from fairflare.decision.own import RIDGE
-from fairflare.decision.regression import ENSEMBLE, MEMBER, OUTSIDE, OWN, Hospital, Training
+from fairflare.decision.regression import ENSEMBLE, MEMBER, OUTSIDE, OWN, Array, Hospital, Training
 from fairflare.decision.sums import CALIBRATION, NET, PATIENTS_PER_COEFFICIENT, Known, Plan
 from fairflare.decision.verdicts import (
     ADDS,
@@ -74,8 +74,8 @@ def hospital_at(data: Any, event: int) -> Hospital:
     return hospital_of(everyone(data), event)
 
 
-def on_components(hospitals: Mapping[str, Hospital]) -> tuple[dict[str, Hospital], int]:
-    """Hospitals of more than ``MAX_COLUMNS`` features on the principal components of all rows, and how many these are.
+def on_components(hospitals: Mapping[str, Hospital]) -> tuple[dict[str, Hospital], int, Callable[[Array], Array]]:
+    """Hospitals of more than ``MAX_COLUMNS`` features on principal components, how many these are, and what moves rows.
 
     They come from sums over hospitals of features and their products; no outcome is in them. They are scaled alike, to
     a mean square of 1. 0: the hospitals as they are.
@@ -83,17 +83,17 @@ def on_components(hospitals: Mapping[str, Hospital]) -> tuple[dict[str, Hospital
     each = [one.x[:, 1:] for one in hospitals.values()]
     n, width = sum(map(len, each)), each[0].shape[1]
     if width <= MAX_COLUMNS:
-        return dict(hospitals), 0
+        return dict(hospitals), 0, lambda x: x
     centre = np.sum([x.sum(axis=0) for x in each], axis=0) / n
     count = max(1, min(COMPONENTS, n // PATIENTS_PER_COEFFICIENT))
     products = np.sum([x.T @ x for x in each], axis=0) / n - np.outer(centre, centre)
     sizes, axes = (part[..., -count:] for part in np.linalg.eigh(products))
     axes = axes / max(float(sizes.mean()), LEAST_DISAGREEMENT) ** 0.5
 
-    def moved(one: Hospital) -> Hospital:
-        return dataclasses.replace(one, x=np.hstack([one.x[:, :1], (one.x[:, 1:] - centre) @ axes]))
+    def moved(x: Array) -> Array:
+        return np.hstack([x[:, :1], (x[:, 1:] - centre) @ axes])
 
-    return {name: moved(one) for name, one in hospitals.items()}, count
+    return {name: dataclasses.replace(one, x=moved(one.x)) for name, one in hospitals.items()}, count, moved
 
 
 def folds_of(name: str, one: Hospital, plan: Plan) -> Any:

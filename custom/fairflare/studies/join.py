@@ -186,7 +186,7 @@ def measure(question: Question, folder: Path, *, force: bool = False, workers: W
             event = _event(parts, question)
             hospitals = {name: hospital_of(one, event) for name, one in everybody.items()}
             display_shared(hospitals, question.plan)
-            hospitals, components = on_components(hospitals)
+            hospitals, components, _ = on_components(hospitals)
             made = decision_of(hospitals, question.plan, None if components else measurements(parts.task))
             answers = dict(made.answers)
             rows = {name: row_of(one, question.plan) for name, one in answers.items()}
