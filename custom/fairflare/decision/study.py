@@ -37,7 +37,7 @@ from fairflare.decision.verdicts import (
 from fairflare.functional.decision import LEAST_DISAGREEMENT, Average
 from fairflare.functional.slopes import sigmoid
 from fairflare.tasks.base import Task
-from fairflare.tasks.folds import dealt, dealt_alike, everyone
+from fairflare.tasks.folds import dealt, dealt_alike
 from fairflare.tasks.metrics import auc
 
 Json = dict[str, Any]
@@ -58,8 +58,6 @@ MAX_COLUMNS, COMPONENTS = 200, 50
 """Features beyond which the decision is made on principal components, at most so many: Hessians would be too large."""
 MIN_AUC = 0.55
 """Below it no sample size is worth naming."""
-FEW = "too_few"
-"""Code of a hospital whose patients are too few to be read at all."""
 
 
 def hospital_of(patients: Split, event: int) -> Hospital:
@@ -67,11 +65,6 @@ def hospital_of(patients: Split, event: int) -> Hospital:
     x = np.asarray(patients.inputs.cpu(), dtype=np.float64)
     y = (patients.labels.cpu().numpy() == event).astype(np.float64)
     return Hospital.of(np.hstack([np.ones((len(x), 1)), x]), y, patients.patients, patients.identities)
-
-
-def hospital_at(data: Any, event: int) -> Hospital:
-    """A site's rows, of all its splits; UserError where they are not in memory."""
-    return hospital_of(everyone(data), event)
 
 
 def on_components(hospitals: Mapping[str, Hospital]) -> tuple[dict[str, Hospital], int, Callable[[Array], Array]]:
@@ -168,7 +161,7 @@ def expected_false(rows: Mapping[str, Json]) -> float:
 def left_aside(why: str) -> Json:
     """Of a hospital whose patients are too few to be read."""
     none = {"patients": 0, "margin": 0.0, "p_false": 0.0, "verdict": UNTOLD, "participation": UNTOLD}
-    return {**none, "reason_code": FEW, "reason": why, "sentence": why}
+    return {**none, "reason_code": "too_few", "reason": why, "sentence": why}
 
 
 def row_of(answer: Answer, plan: Plan) -> Json:
