@@ -50,6 +50,8 @@ class SiteConfig:
         links: whether a symbolic link below ``data_root`` may lead out of it; no path of the datalist may.
         layout: of images and convolutions in memory, see ``core.execution.Execution``; all but "auto" are inexact.
         compiler: backend of ``torch.compile`` for training; all but "none" are inexact.
+        patient_key: a secret of the hospitals, of 16 characters or more, by which a patient at several of them is dealt
+            into one fold; the server does not have it.
         weights: the file that a network's frozen body is read from, where the job does not bring it.
         scale: column of the table -> what its numbers are multiplied by, to have the federation's unit.
         shift: column -> what is added then.
@@ -72,6 +74,7 @@ class SiteConfig:
     links: bool = False
     layout: Layout = "auto"
     compiler: Compiler = "none"
+    patient_key: Annotated[str, Text(pattern="(.{16,200})?", words="16 to 200 characters")] = ""
     weights: str = ""
     scale: dict[str, float] = dataclasses.field(default_factory=dict, hash=False)
     shift: dict[str, float] = dataclasses.field(default_factory=dict, hash=False)

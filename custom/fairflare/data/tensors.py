@@ -52,17 +52,19 @@ class Split:
         targets: int64 (N,), or uint8 masks (N, C, H, W).
         attributes: name -> N values of a sensitive attribute, e.g. "sex"; "" where it is not known.
         patients: int64 (N,), equal where examples are of one patient; None: each example is another patient.
+        identities: as of ``readers.datalist.identities_of``; None: nobody is named.
     """
 
     inputs: Tensor
     targets: Tensor
     attributes: Mapping[str, Sequence[str]] = field(default_factory=dict)
     patients: npt.NDArray[np.int64] | None = None
+    identities: npt.NDArray[np.uint64] | None = None
 
     def __post_init__(self) -> None:
-        several = {} if self.patients is None else {"patients": self.patients}
+        several = {"patients": self.patients, "identities": self.identities}
         for name, values in {"targets": self.targets, **self.attributes, **several}.items():
-            if (n := len(values)) != len(self.inputs):
+            if values is not None and (n := len(values)) != len(self.inputs):
                 raise ValueError(f"{name}: expected {len(self.inputs)} values as there are inputs, got {n}")
 
     def __len__(self) -> int:
@@ -102,6 +104,8 @@ class TensorData:
     """Whether all examples have one."""
     scaling: Scaling | None = None
     """How a table's numbers were scaled; it stays at the site, which needs it for new patients."""
+    keyed: bool = False
+    """Whether the site has a key of its patients' identities, which the server does not know."""
     conversion: Mapping[str, Any] = MappingProxyType({})
     """``SiteConfig.conversion`` by which a table's cells were converted; it stays at the site, too."""
     lone: bool = False

@@ -34,7 +34,7 @@ from fairflare.studies.labels import RUN_FILE
 COMPARISON, COMPARISON_PAGE, CONTRIBUTION = "compare.json", "compare.html", "contribution.json"
 RIDER, RIDERS = "rider.json", "riders.json"
 JOIN_PAGE, SHEETS, MODELS, RUN = "join.html", "sheets", "models", "run"
-DECISION, QUESTION = "decision.json", "question.json"
+DECISION, QUESTION, CHECKLIST = "decision.json", "question.json", "tripod-cluster.html"
 SUMMARIES: tuple[str, ...] = (
     COMPARISON,
     COMPARISON_PAGE,
@@ -43,6 +43,7 @@ SUMMARIES: tuple[str, ...] = (
     JOIN_PAGE,
     DECISION,
     QUESTION,
+    CHECKLIST,
     "tables.csv",
 )
 SUMMARIES += ("compare.csv", "compare.md", "compare.tex")

@@ -20,7 +20,7 @@ from fairflare.core.types import Training
 from fairflare.core.validation import Names, Text, shown, some
 from fairflare.data import table_columns
 from fairflare.data.inputs import Scaling, TableInputs
-from fairflare.data.readers.datalist import PATIENTS, patients_of
+from fairflare.data.readers.datalist import PATIENTS, identities_of, patients_of
 from fairflare.data.readers.table_features import check_cells
 from fairflare.data.readers.tables import MISSING, SUFFIXES, read_table
 from fairflare.data.site_config import SiteConfig
@@ -137,18 +137,19 @@ class Tabular(OwnData):
         numbers, plain = prepared.features(table.name, columns)
         scaling = prepared.fixed or scaled_by(numbers[rows["train"]])
         inputs = torch.cat((scaling(numbers), torch.from_numpy(plain)), dim=1)
-        whose = patients_of(columns)
+        whose, identities = patients_of(columns), identities_of(columns, own.patient_key)
         splits = {
             name: Split(
                 inputs[index],
                 labels[index],
                 {a: [columns[a][i] for i in index] for a in self.attributes},
                 None if whose is None else whose[index],
+                None if identities is None else identities[index],
             )
             for name, index in rows.items()
         }
         data = TensorData.of(splits, n_classes=self.kind.n_classes(self.classes))
-        data.scaling, data.conversion = scaling, own.conversion
+        data.scaling, data.conversion, data.keyed = scaling, own.conversion, bool(own.patient_key)
         return data
 
     def table_inputs(self) -> TableInputs | None:
