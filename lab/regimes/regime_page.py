@@ -27,6 +27,7 @@ CARDS = ("fedism-plus", "fedheal", "fedce", "fedlwr", "fedufo")
 START, END = "<!-- results -->", "<!-- end of results -->"
 CONFIRMED, CONTRADICTED, UNDECIDED, NO_ROOM = "confirmed", "contradicted", "not shown", "no room shown"
 ROUNDS, PASSES = "equal rounds", "equal passes"
+HEADS = ["regime", "seed", "arm", "rounds", "primary", "second", "guard", "validation", "cpu_seconds", "config"]
 POWER = 3.145
 """Of the smallest difference that ten seeds find: t(.975, 9) + t(.8, 9)."""
 
@@ -35,7 +36,7 @@ POWER = 3.145
 def values() -> pd.DataFrame:
     """The lines of ``values.csv``; empty where there is none."""
     path = RESULTS / "values.csv"
-    return pd.read_csv(path) if path.is_file() else pd.DataFrame(columns=["regime", "arm", "rounds", "seed"])
+    return pd.read_csv(path) if path.is_file() else pd.DataFrame(columns=HEADS)
 
 
 def of(regime: Regime, arm: str, rounds: int, column: str = "primary") -> np.ndarray:

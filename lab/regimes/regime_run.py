@@ -25,6 +25,7 @@ import regime_list as regimes
 import regime_rules
 import torch
 from regime_list import Arm, Regime
+from regime_page import HEADS
 from regime_tasks import VAL
 
 from fairflare.core.manifest import all_versions
@@ -216,8 +217,7 @@ def collect(folder: Path) -> None:
             for key, of in json.loads(path.read_text(encoding="utf-8")).items():
                 n = len(list((folder / regime.key / "tuning").glob(f"{key}-[0-9]*-seed100.json")))
                 chosen.append([regime.key, key, n or "", *[f"{name}={value}" for name, value in of.items()]])
-    heads = ["regime", "seed", "arm", "rounds", "primary", "second", "guard", "validation", "cpu_seconds", "config"]
-    write(RESULTS / "values.csv", heads, values)
+    write(RESULTS / "values.csv", HEADS, values)
     write(RESULTS / "sets.csv", ["regime", "seed", "arm", "set", "score", "loss"], sets)
     write(RESULTS / "chosen.csv", ["regime", "arm", "trials", "rate", "own"], chosen)
     text = json.dumps({"versions": all_versions(), "machine": machine()}, indent=1)
