@@ -8,11 +8,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fairflare.aggregators.base import Outcome, Rule, State, add_weighted, uniform
+from fairflare.aggregators.base import Outcome, Rule, State, add_weighted, shares, uniform
 from fairflare.aggregators.fedufo import FedUFO
 from fairflare.core.registry import method, rule
 from fairflare.core.seeds import derive
-from fairflare.core.types import Info, Paper, Reply, StateDict, Weights
+from fairflare.core.types import GROUP_COUNT, Info, Paper, Reply, StateDict, Weights
 from fairflare.functional.blocks import layers_of
 
 METHOD = Paper("The FairFLARE authors", "Bench of regimes", "benchmarks", 2026, "lab/regimes")
@@ -84,7 +84,7 @@ class ReplayedGroups(FedUFO):
     """FedUFO's or group DRO's weights of groups from another run, as ``Replayed`` takes those of sites; or even ones.
 
     Args:
-        run: key of ``RECORDS``; "": each group weighs the same, a ceiling for the mean over groups.
+        run: key of ``RECORDS``; "": a group's examples weigh the inverse of its size, a ceiling of its recall.
     """
 
     run: str = ""
@@ -96,7 +96,8 @@ class ReplayedGroups(FedUFO):
         if not groups:
             return weights, following
         if not self.run:
-            return weights, {**following, "groups": {name: 1 / len(groups) for name in groups}}
+            n = {name: sum(r.scalars.get(f"{GROUP_COUNT}/{name}", 0.0) for r in replies) for name in groups}
+            return weights, {**following, "groups": shares({name: 1 / max(n[name], 1.0) for name in groups})}
         rounds = RECORDS[self.run]
         record = rounds[-1] if self.deal < 0 else rounds[min(info.round.number, len(rounds)) - 1]
         kept = record["groups"] if self.deal < 0 else dealt(record["groups"], self.deal)
