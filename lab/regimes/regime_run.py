@@ -93,6 +93,7 @@ class Bench:
             "cpu_seconds": round(time.process_time() - began, 2),
             **read(lines),
         }
+        path.parent.mkdir(parents=True, exist_ok=True)
         (scratch := path.with_suffix(".part")).write_text(json.dumps(content), encoding="utf-8")
         os.replace(scratch, path)
         shutil.rmtree(place)
