@@ -77,8 +77,8 @@ audit log and the model, in `metrics` FLARE's own records with `{key}` as their 
 
 ## Expected Results
 
-FairFLARE's plateau bench has a federation made for the mechanism of each paper, and a rule written before the runs:
-{plateau}
+FairFLARE's bench of regimes has a federation of real images for the mechanism of each paper:
+{bench}
 
 `fairflare compare fedavg {id} --task {task} --seeds 0,1,2,3,4,5,6,7` compares it with FedAvg on
 the data of this folder.
@@ -138,7 +138,7 @@ def write(script: Path, folder: Path) -> None:
         task=task,
         job=job,
         key=f"worst_{tasks.load(*task.split(':')).headline}",
-        plateau=part(card, "In the plateau bench").partition("): ")[2],
+        bench=card.partition("<!-- results -->")[2].partition("<!-- end")[0].strip(),
         id=name,
         flare=flare,
         version=__version__,

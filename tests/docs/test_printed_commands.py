@@ -75,7 +75,7 @@ ELSEWHERE = {
     r"FAIRFLARE_PLUGINS=my_rule.py": "tests/unit/test_new.py",
     r"pytest test_my_rule.py": "tests/unit/test_new.py",
     r"python docs/draw_architecture.py": "tests/unit/test_architecture.py",
-    r"python lab/plateau/\w+.py": "lab/tests/studies/test_plateau.py",
+    r"python lab/regimes/\w+.py": "lab/tests/studies/test_regimes.py",
     r"python docs/results/quote.py": "tests/docs/test_results.py",
     r"python docs/results/study/(run|tables|check|ablations).py": "tests/docs/test_study.py",
     r"python docs/results/drift/drift_(run|tables|page).py": "tests/docs/test_drift.py",
