@@ -8,33 +8,12 @@ import pytest
 from markupsafe import escape
 
 from cases import each
+from decisions import decided
 from fairflare.cli.main import main
 from fairflare.decision.study import ANSWERS, PARTICIPATION
 from fairflare.decision.verdicts import REASONS
 from fairflare.report.decision import LANGUAGES, TEXTS, sheet_page, texts
 from fairflare.report.values import likely
-
-
-def interval(value):
-    ends = {"value": value, "low": value - 0.0123, "high": value + 0.0456}
-    return {**ends, **{f"own_{key}": 0.0 for key in ("low", "high")}, "own": 0.0, "p_below_zero": 0.1}
-
-
-def decided(verdict="join", participation="joining adds", site="a", share=0.4):
-    row = {
-        "patients": 120,
-        "verdict": verdict,
-        "participation": participation,
-        "reason_code": "",
-        "reason_value": 0.0,
-        "estimands": {key: interval(0.01 * k) for k, key in enumerate(("U", "J", "D"))},
-        "net_benefit": {key: interval(0.002 * k) for k, key in enumerate(("U", "J", "D"))},
-        "mix": {"share": share},
-        "minimum_patients": {"needed": 900},
-    }
-    further = {"log_ratio": {"next_low": -0.5, "next_high": 0.5}}
-    about = {"title": "A & B", "threshold": 0.2, "calibration": further, "versions": "fairflare 1"}
-    return {**about, "averages": {}, "sites": {site: row}}
 
 
 def leaf_texts(of, path=()):
