@@ -109,9 +109,9 @@ def sheet_page(found: Mapping[str, Any], site: str, language: str = "en") -> str
         "ratio": [math.exp(further[key]) for key in ("next_low", "next_high")] if further else [],
         "hash": hashlib.sha256(canonical.encode()).hexdigest()[:16],
         "figures": drawn([one_hospital({"estimands": row["estimands"], "words": words})]),
-        "reason": row["reason"] if language == "en" else "",
+        "reason": words["withheld"].get(row["reason_code"], "").format(value=row["reason_value"]),
     }
-    about = {"title": "", "versions": "", **found}
+    about = {"title": "", "versions": "", "date": "", **found}
     filters: dict[str, Any] = {"local": local}
     return rendered("sheet", filters, found=about, row=row, site=site, words=words, lang=language, **more)
 

@@ -11,7 +11,7 @@ from fairflare.core.validation import SITE
 from fairflare.core.validation import shown as quoted
 from fairflare.report import svg
 from fairflare.report.audit_reader import PERSONAL, Trail
-from fairflare.report.benefit import GAINS, LOSES, draw_benefits
+from fairflare.report.benefit import GAINS, LOSES, UNCLEAR, draw_benefits
 from fairflare.report.clinical import clinical_figures
 from fairflare.report.fairness import finite, mean
 from fairflare.report.groups import known_cells
@@ -314,7 +314,8 @@ def _joining(found: Json) -> list[str]:
         why = f" ({joined['rejected']})" if joined["rejected"] else ""
         return [f"The benefit of joining for {site} is not known: it sent no answer that may be told{why}."]
     said = [_verdict(one["row"], one["label"], site) for one in told[:1]]
-    more = [f"{one['label']} {one['row']['verdict']} ({with_interval(one['row'], 'benefit')})" for one in told[1:]]
+    words = {UNCLEAR: "too few patients to tell"}
+    more = [f"{one['label']} {words.get(one['row']['verdict'], one['row']['verdict'])} ({with_interval(one['row'], 'benefit')})" for one in told[1:]]
     said += [f"By other measures: {listing(more)}."] if more else []
     if standing := found["standing"].get("benefit"):
         said += [standing["sentence"]] if standing["mean"] is not None else []
@@ -325,10 +326,10 @@ def _verdict(row: Json, what: str, site: str) -> str:
     n = plural(int(row["n"]), "patient") if row["n"] else "patients"
     held = f"{what} {text(row['federated'])} after joining, {text(row['solo'])} with the model trained at {site} alone"
     if row["low"] is None:
-        return f"It cannot be told whether joining helps the patients of {site}: on {n} {held}; there is no interval."
+        return f"Whether joining helps the patients of {site} is not known: on {n} {held}; there is no interval."
     ends = f"difference {signed(row['benefit'])}, 95 % interval {signed(row['low'])} to {signed(row['high'])}"
     kind = {GAINS: f"Joining helps the patients of {site}", LOSES: f"Joining harms the patients of {site}"}
-    lead = kind.get(row["verdict"], f"It cannot be told whether joining helps or harms the patients of {site}")
+    lead = kind.get(row["verdict"], f"Too few patients to tell whether joining helps or harms the patients of {site}")
     return f"{lead}: on {n} {held} ({ends}; above 0 joining is better)."
 
 

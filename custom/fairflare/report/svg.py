@@ -99,14 +99,17 @@ def svg_of(figure: Figure, key: str, title: str) -> str:
 
 
 def legend(figure: Figure, axes: Axes, x: str = "", y: str = "", columns: int = 2) -> None:
-    """Titles of the axes, and the legend below these, where no line can run through it."""
+    """Titles of the axes, and the legend below these, in as many ``columns`` as fit: no line can run through it."""
     if x:
         axes.set_xlabel(x)
     if y:
         axes.set_ylabel(y)
     handles, labels = axes.get_legend_handles_labels()
-    if handles:
-        figure.legend(handles, labels, loc="outside lower left", ncols=columns, borderaxespad=0.2)
+    for fewer in range(columns, 0, -1) if handles else ():
+        made = figure.legend(handles, labels, loc="outside lower left", ncols=fewer, borderaxespad=0.2)
+        if fewer == 1 or made.get_window_extent().width <= figure.bbox.width:
+            break
+        made.remove()
 
 
 def within(axes: Axes, axis: str, values: Iterable[float | None]) -> None:
