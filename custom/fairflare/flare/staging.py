@@ -23,6 +23,7 @@ from fairflare.core.errors import UserError
 from fairflare.core.imports import imports, module_files, reached
 from fairflare.core.manifest import package_files, sha256_of
 from fairflare.core.plugins import installed_modules
+from fairflare.data.inputs import VECTORS
 from fairflare.engine.exchanges import base as exchanges
 from fairflare.engine.exchanges.clinical import CURVES
 from fairflare.engine.exchanges.sums import SITE_NOISE
@@ -182,6 +183,7 @@ def modules_of_run(config: RunConfig) -> list[str]:
     wanted[SITE_NOISE] = bool(config.site_epsilon)
     wanted |= {sums_module("ckks"): True} if config.secure_sum == "ckks" else {}
     wanted[MONAI] = is_own(str(config.options.get("model", "")))
+    wanted[VECTORS] = bool(config.options.get("vectors"))
     own, _ = STEP_CLASSES.get(config.after, ("", ""))
     wanted |= {module: module == own for module, _ in STEP_CLASSES.values()}
     named = [name for name, asked in wanted.items() if asked]
