@@ -6,6 +6,7 @@ import json
 import pickle
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -309,7 +310,9 @@ def test_two_thousand_bags_of_500_instances_stay_under_4_gb(tmp_path):
             for i in range(each):
                 values[i * 500 : (i + 1) * 500] = rng.random((500, 768), dtype=np.float32)
         table(tmp_path / f"{site}.csv", ids, np.arange(each) % 2)
-    script = SCRIPT.format(paths=[path for path in sys.path if path], root=str(tmp_path), out=str(tmp_path / "run"))
+    script = SCRIPT.format(
+        paths=[str(Path(__file__).parent), *filter(None, sys.path)], root=str(tmp_path), out=str(tmp_path / "run")
+    )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=1800)
     assert done.returncode == 0, done.stderr
     assert int(done.stdout.split()[-1]) < 4 * 2**20  # kilobytes

@@ -31,7 +31,7 @@ from fairflare.engine.setup import tasks
 from fairflare.engine.setup.at_site import EXTERNAL
 from fairflare.engine.setup.method_parts import STEP_CLASSES
 from fairflare.engine.setup.run_config import RunConfig
-from fairflare.engine.setup.site_parts import FOLDS, TUNING
+from fairflare.engine.setup.site_parts import FEATURES, FOLDS, TUNING
 from fairflare.flare.executor import SCRIPT, WEIGHTS
 from fairflare.functional.likelihood import COX_SUMS
 from fairflare.networks.own import MONAI, is_own
@@ -183,6 +183,7 @@ def modules_of_run(config: RunConfig) -> list[str]:
     wanted[SITE_NOISE] = bool(config.site_epsilon)
     wanted |= {sums_module("ckks"): True} if config.secure_sum == "ckks" else {}
     wanted[MONAI] = is_own(str(config.options.get("model", "")))
+    wanted[FEATURES] = config.tune == "head"
     wanted[VECTORS] = bool(config.options.get("vectors"))
     own, _ = STEP_CLASSES.get(config.after, ("", ""))
     wanted |= {module: module == own for module, _ in STEP_CLASSES.values()}

@@ -148,7 +148,8 @@ def _data_and_training(
     if options.get("vectors") and options.get("datalists") and not options.get("encoder"):
         root, links = root_of(Path(str(options["datalists"])))
         sites = str(options.get("site_names", "")).split(",")
-        options["encoder"] = importlib.import_module(VECTORS).common_encoder(root, str(options["vectors"]), sites, links)
+        reader: Any = importlib.import_module(VECTORS)
+        options["encoder"] = reader.common_encoder(root, str(options["vectors"]), sites, links)
     planned = planned and options.get("pooling") != "attention"  # nobody has measured what suits bags
     agree = issubclass(cls, Tabular) or "outcome_scale" in registry.parameters(cls)
     learned = plan_for(cls.name, options) if planned or agree else NOTHING

@@ -104,6 +104,7 @@ def _check_tuning(config: RunConfig, trainer: Trainer) -> None:
             "tune", not trainer.sums_only, f"all with trainer {config.trainer}, which trains no network", config.tune
         )
         expected("stacked", not config.stacked, "false with tune", config.stacked)
+    expected("tune_views", not config.tune_views or config.tune == "head", "0 without tune=head", config.tune_views)
     if config.body == "site":
         expected("init_from", bool(config.init_from), "the weights that sites have, with body=site", "none")
     if config.tune != "lora":

@@ -135,7 +135,9 @@ def local_sites(
     pooling = parts.selector.select(training, Round(1, 1), config.seed, 1) if parts.selector.pools else ()
     for name in names:
         own = folder / SITES / f"{name}{SUFFIX}"
-        site = build_site(config, parts, name, memory=own, tell=partial(tell, name), credentials=credentials)
+        more: dict[str, Any] = {"tell": partial(tell, name), "credentials": credentials}
+        far: Callable[[str], None] = partial(lambda of, text: on_site(f"{of}: {text}"), name)
+        site = build_site(config, parts, name, memory=own, progress=far, **more)
         if name in pooling:
             site.look = partial(_pooled, site.look, parts, [known[n] for n in training if n != name])
         site.look = partial(announced, name, site.look)

@@ -36,7 +36,7 @@ NORMALISATIONS = (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm, nn
 CONVOLUTIONS = (nn.Conv2d, nn.Conv3d)
 ADAPTER = "default"
 """The name that ``peft`` gives the one adapter of a layer."""
-BODY, LOADS = "body", "_load_from_state_dict"
+BODY, LOADS = "_fairflare_body", "_load_from_state_dict"
 """Attributes: of a network its frozen modules; of a module what torch calls to load its own entries."""
 
 
