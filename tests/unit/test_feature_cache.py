@@ -86,8 +86,9 @@ def test_features_on_disk_serve_the_next_run_and_no_other_weights_or_pixels(tmp_
     changed.body[0].weight[0, 0, 0, 0] += 1e-3
     for more in ({"network": changed}, {"data": images(seed=1)}):
         assert counted(Folder(tmp_path, 1e9), **more)[1].seen == 2 + 20
-    next(iter(tmp_path.glob("*.npy"))).write_bytes(b"\x93NUMPY half")
-    assert counted(Folder(tmp_path, 1e9))[1].seen in {2 + 16, 2 + 4}  # the batch that it is in
+    for path in tmp_path.glob("*.npy"):
+        path.write_bytes(path.read_bytes()[:100])
+    assert counted(Folder(tmp_path, 1e9))[1].seen == 2 + 20
 
 
 def test_the_folder_is_bounded_and_keeps_what_was_used_last(tmp_path):

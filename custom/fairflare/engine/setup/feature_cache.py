@@ -89,7 +89,7 @@ class _Headed(nn.Module):
     def forward(self, x: Tensor) -> Any:
         if tuple(x.shape[1:]) == (self._fairflare_width, 1, 1):
             return self.get_submodule(self._fairflare_head)(x.flatten(1))
-        return super().forward(x)  # type: ignore[misc]  # the network's own class comes next
+        return super().forward(x)  # the network's own class comes next
 
 
 class Features(TensorData):
@@ -151,7 +151,7 @@ def featured(
             if any(one is None or one.shape != entered.shape[1:] for one in kept):
                 kept = [*_entering(inner, last, batch.inputs)[1].cpu()]
                 for name, one in zip(names, kept) if folder else ():
-                    folder.put(name, one)  # type: ignore[union-attr]  # there is one
+                    folder.put(name, one)  # type: ignore[union-attr,arg-type]  # there are both
             parts.append(torch.stack(kept)[:, :, None, None])  # type: ignore[arg-type]  # none is missing
             done += len(names)
             if time.monotonic() > said + OFTEN or done == total:
