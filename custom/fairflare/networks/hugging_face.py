@@ -100,7 +100,7 @@ class _Logits(nn.Module):
         """Those of ``given`` that fit, under the names that this version of the library has for them."""
         own: Any = self
         how: dict[str, Any] = {"config": own.config, "state_dict": dict(given), "ignore_mismatched_sizes": True}
-        loaded, about = type(self).__mro__[2].from_pretrained(None, output_loading_info=True, **how)  # type: ignore[attr-defined]
+        loaded, about = type(self).__mro__[2].from_pretrained(None, output_loading_info=True, **how)
         lost = {*about["missing_keys"], *(key for key, *_ in about["mismatched_keys"])}
         return {name: value for name, value in loaded.state_dict().items() if name not in lost}
 

@@ -165,6 +165,7 @@ def build_site(
         family=parts.task.kind.family or Site.family,
         ledger=spent,
         budget=parts.budget_of(config),
+        exchange=getattr(torch, config.exchange),
         records=None if spent is None else trainer.budget(spent, derive(config.seed, "records", name)),
     )
 

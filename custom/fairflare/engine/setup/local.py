@@ -191,7 +191,7 @@ def starts_anew(config: RunConfig, parts: Parts) -> bool:
     steps = (training.local_steps, training.fewest_steps, training.most_steps)
     keeps = training.keep_optimizer or any(number is not None for number in steps)
     keeps |= any(type(probe).remember is not Probe.remember for probe in parts.probes)
-    keeps |= config.secure_sum != NONE or config.best_by != NO_CHOICE
+    keeps |= config.exchange != "float32" or config.secure_sum != NONE or config.best_by != NO_CHOICE
     return plain and trainer.is_shared and not keeps
 
 

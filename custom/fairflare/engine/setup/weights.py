@@ -139,8 +139,8 @@ def start_from(sha256: str, network: nn.Module, local: Collection[str]) -> Origi
     """
     own = {name: value for name, value in network.state_dict().items() if name not in local}
     given = tensors_of(sha256)
-    if (library := getattr(network, "network", network)) and hasattr(library, "entries_of"):
-        given = library.entries_of(given)
+    library: Any = getattr(network, "network", network)
+    given = library.entries_of(given) if hasattr(library, "entries_of") else given
     given = unwrapped(given, own)
     fits = {name for name in own if name in given and _fits(own[name], given[name])}
     if not any(own[name].is_floating_point() for name in fits):
