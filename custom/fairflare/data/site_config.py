@@ -53,6 +53,8 @@ class SiteConfig:
         patient_key: a secret of the hospitals, of 16 characters or more, by which a patient at several of them is dealt
             into one fold; the server does not have it.
         weights: the file that a network's frozen body is read from, where the job does not bring it.
+        features: folder that keeps what a frozen body gives for each image, for later runs; "": memory alone does.
+        features_gb: GB that they may take there.
         scale: column of the table -> what its numbers are multiplied by, to have the federation's unit.
         shift: column -> what is added then.
         recode: column -> its words, or the codes of its lists, -> the federation's.
@@ -76,6 +78,8 @@ class SiteConfig:
     compiler: Compiler = "none"
     patient_key: Annotated[str, Text(pattern="(.{16,200})?", words="16 to 200 characters")] = ""
     weights: str = ""
+    features: str = ""
+    features_gb: Annotated[float, Range(0, 100_000)] = 5.0
     scale: dict[str, float] = dataclasses.field(default_factory=dict, hash=False)
     shift: dict[str, float] = dataclasses.field(default_factory=dict, hash=False)
     recode: dict[str, dict[str, str]] = dataclasses.field(default_factory=dict, hash=False)
@@ -158,8 +162,9 @@ def read_site_config(path: Path) -> SiteConfig:
             raise UserError(f"expected keys and values, got {type(content).__name__}")
         expected("site", "site" not in content, "no such key: the job gives it", content.get("site"))
         found = SiteConfig(**content)
-        weights = str((path.parent / found.weights).resolve()) if found.weights else ""
-        return dataclasses.replace(found, weights=weights, data_root=_root(path, found))
+        own = {key: getattr(found, key) for key in ("weights", "features")}
+        own = {key: str((path.parent / one).resolve()) for key, one in own.items() if one}
+        return dataclasses.replace(found, **own, data_root=_root(path, found))
     except UserError as error:
         raise UserError(f"{where}: {error}") from None
     except (OSError, RuntimeError, ValueError) as error:  # links in a circle, names too long

@@ -108,6 +108,8 @@ class TensorData:
     """Whether the site has a key of its patients' identities, which the server does not know."""
     conversion: Mapping[str, Any] = MappingProxyType({})
     """``SiteConfig.conversion`` by which a table's cells were converted; it stays at the site, too."""
+    source: TensorData | None = None
+    """The images whose features these are."""
     lone: bool = False
     """Whether a last batch of one example is a batch; else it joins the one before, for networks with BatchNorm."""
 
@@ -288,6 +290,7 @@ def described(data: object) -> dict[str, Any]:
     """
     if not isinstance(data, TensorData) or not data.one_shape:
         return {}
+    data = data.source or data
     if data.scaling is not None:
         more = {"conversion": dict(data.conversion)} if data.conversion else {}
         return {"format": FORMAT, "kind": "table", "scaling": data.scaling.to_json(), **more}

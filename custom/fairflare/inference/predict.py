@@ -22,10 +22,11 @@ from fairflare.core.errors import DataError, UserError
 from fairflare.core.execution import default_device
 from fairflare.core.types import Batch
 from fairflare.core.validation import natural, shown, some
-from fairflare.data.inputs import ImageInputs, Scaling, TableInputs
+from fairflare.data.inputs import SIGN, ImageInputs, Scaling, TableInputs
 from fairflare.data.readers import geometry
 from fairflare.data.readers.datalist import Contrasts, Files, Frame, file_of
 from fairflare.data.readers.dicom import series_of
+from fairflare.data.readers.files import stacked
 from fairflare.data.readers.geometry import NIFTI, Geometry, geometry_of, suffix_of
 from fairflare.data.readers.table_features import gaps_of, plain
 from fairflare.data.readers.tables import SUFFIXES, read_columns
@@ -36,10 +37,10 @@ from fairflare.engine.evaluation import predict as predicted
 from fairflare.engine.files import save_json, save_text
 from fairflare.inference.apply import RESULTS, ending, mask_stem, pixel_values, restored, write_mask, write_rows
 from fairflare.inference.atomic_output import MARK
-from fairflare.inference.loaded_run import HALF, Opened, members_of
+from fairflare.inference.loaded_run import HALF, Opened, config_of, members_of
 from fairflare.report.values import plural
 from fairflare.tasks.kinds.classes import named_classes
-from fairflare.tasks.planning import other_units
+from fairflare.tasks.planning import FAR_SHARE, other_units
 
 MOST = 1_000_000
 
@@ -191,10 +192,11 @@ def about(opened: Opened) -> dict[str, Any]:
 
 
 def _of_table(opened: Opened, inputs: TableInputs, path: Path, own: SiteConfig | None) -> Predictions:
-    columns = read_columns(path)
+    place = config_of(path)
+    columns = inputs.joined(place, read_columns(path))
     n = len(next(iter(columns.values())))
     missing = [name for name in inputs.columns if name not in columns]
-    if len(missing) == len(inputs.columns) or not n:
+    if not n or (missing and len(missing) == len(inputs.columns)):
         lacks = "rows" if not n else f"columns {', '.join(inputs.columns[:6])} ..."
         raise DataError("column", f"table {path.name}: expected {lacks}, found none")
     found = [f"column {name}: is missing, every row counts as without a value" for name in missing]
@@ -214,8 +216,11 @@ def _of_table(opened: Opened, inputs: TableInputs, path: Path, own: SiteConfig |
     found += of_table(inputs, columns, numbers, scaling)
     rows = torch.cat((scaling(numbers), torch.from_numpy(plain)), dim=1)
 
+    bags = inputs.bags(place, columns, rows, torch.zeros(n))
+
     def batches() -> Iterator[Batch]:
-        for part in rows.split(1024):
+        for at in torch.arange(n).split(BATCH if bags else 1024):
+            part = stacked([bags(int(row)) for row in at])[0] if bags else rows[at]
             yield Batch(part, torch.zeros(len(part), dtype=torch.int64), torch.full((len(part),), -1))
 
     outputs = _outputs(opened, batches)
@@ -385,7 +390,13 @@ def of_table(
                 f"known: {', '.join(known[:8])}"
             )
     far = scaling.distance(numbers) > FAR
+    of_vectors = [k for k, one in enumerate(inputs.numbers) if SIGN in one.name]
+    if n := int((far[:, of_vectors].mean(axis=1) > FAR_SHARE).sum()) if of_vectors else 0:
+        more = f"{FAR_SHARE:.0%} of their features more than {FAR:g} standard deviations from the training means"
+        found.append(f"{plural(n, 'row')} with over {more}: the same images, stain and encoder?")
     for k, one in enumerate(inputs.numbers):
+        if SIGN in one.name:
+            continue
         mean, std, column = float(scaling.mean[k]), float(scaling.std[k]), numbers[~np.isnan(numbers[:, k]), k]
         ends = sorted([(mean, std), (float(column.mean()), float(column.std()))]) if len(column) >= ENOUGH else []
         if ends and other_units(*ends):

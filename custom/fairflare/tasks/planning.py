@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from fairflare.core.validation import in_order, shown, some
+from fairflare.data.inputs import SIGN
 from fairflare.data.readers.table_features import ISO, READ
 from fairflare.data.table_columns import TableFingerprint, agreed, features_of, inputs
 from fairflare.tasks.fingerprint import Fingerprint
@@ -49,6 +50,8 @@ FINEST, COARSER = 1.0, 1.15
 """Edge of a voxel in mm that is no further reduced, and the factor by which all three grow until volumes fit."""
 TIMES, MIDDLE = 5.0, 1.2816
 """How many times larger mean and spread are in other units; standard deviations of half of a normal's middle 80 %."""
+FAR_SHARE, WIDER = 0.1, 2.0
+"""Share of an encoder's numbers whose means, and factor by which their spreads may differ between sites."""
 MOST_CODES = 10
 """Levels of a column that may be codes of another one's."""
 SPACINGS = 1.5
@@ -246,7 +249,9 @@ def _of_tables(tables: Mapping[str, TableFingerprint]) -> list[str]:
     rules: dict[str, dict[str, Any]] = {site: {} for site in tables}
     words: dict[str, dict[str, Any]] = {site: {} for site in tables}
     one = next(iter(tables.values()), TableFingerprint(()))
-    scaled = [feature.column for feature in features_of(one.features, one.columns)[0]]
+    numbers = [feature.column for feature in features_of(one.features, one.columns)[0]]
+    found += _of_vectors(tables, [name for name in numbers if SIGN in name])
+    scaled = [name for name in numbers if SIGN not in name]
     for name in scaled:  # of 0 and 1 the spread follows from the mean
         shares = {site: table.numbers[name][1] for site, table in tables.items() if name in table.numbers}
         spreads = [table.numbers[name][2] for table in tables.values() if name in table.numbers]
@@ -283,6 +288,23 @@ def _of_tables(tables: Mapping[str, TableFingerprint]) -> list[str]:
     said, dates = _of_dates(tables)
     lines = (converting(site, rules[site], words[site], dates[site]) for site in tables)
     return [*found, *said, *filter(None, lines)]
+
+
+def _of_vectors(tables: Mapping[str, TableFingerprint], names: Sequence[str]) -> list[str]:
+    """A line for each site whose features lie elsewhere than the others', by mean and spread of each number."""
+    every = {site: table.numbers for site, table in tables.items() if {*names} <= {*table.numbers}}
+    found, middle = [], median_low if len(every) > 2 else (lambda values: values[0])
+    usual = {name: middle([one[name][1] for one in every.values()]) for name in names if every}
+    spread = {name: middle([one[name][2] for one in every.values()]) or 1.0 for name in names if every}
+    for site, own in every.items() if names else ():
+        far = sum(abs(own[name][1] - usual[name]) > spread[name] for name in names)
+        wide = median((own[name][2] or 1.0) / spread[name] for name in names)
+        if far > FAR_SHARE * len(names) or not 1 / WIDER < wide < WIDER:
+            said = f"{far} of {len(names)} means differ by more than a spread, spreads are {wide:.2g} times the others'"
+            found.append(
+                f"features {names[0].partition(SIGN)[0]} of {site}: {said}: the same images, stain and encoder?"
+            )
+    return found
 
 
 def _of_codes(levels: Mapping[str, Sequence[str]], lists: bool) -> dict[str, dict[str, str]]:

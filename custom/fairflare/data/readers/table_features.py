@@ -141,6 +141,9 @@ def parsed(file: str, columns: Columns, features: Sequence[Feature], gaps: Seque
     dates = {name for one in features if one.since for name in one.columns}
     found = {}
     for name in dict.fromkeys(name for one in features for name in one.columns):
+        if isinstance(columns[name], np.ndarray):  # an encoder's features
+            found[name] = np.asarray(columns[name])
+            continue
         codes = gaps_of(name, gaps) - {*gaps}
         cells = ["" if codes and plain(cell) in codes else cell for cell in columns[name]]
         if name in words:
