@@ -49,6 +49,8 @@ STYLE: dict[Any, Any] = {
     "lines.solid_capstyle": "round",
     "text.parse_math": False,
 }
+LETTER, HANDLE = 0.55, 4.8
+"""Widths in a legend, in its font's size: of a letter, and of a handle with the gaps beside it."""
 Draw = Callable[["Figure", dict[str, Any]], str | None]
 
 
@@ -105,11 +107,10 @@ def legend(figure: Figure, axes: Axes, x: str = "", y: str = "", columns: int = 
     if y:
         axes.set_ylabel(y)
     handles, labels = axes.get_legend_handles_labels()
-    for fewer in range(columns, 0, -1) if handles else ():
-        made = figure.legend(handles, labels, loc="outside lower left", ncols=fewer, borderaxespad=0.2)
-        if fewer == 1 or made.get_window_extent().width <= figure.bbox.width:
-            break
-        made.remove()
+    if handles:
+        widest = LETTER * max(map(len, labels)) + HANDLE
+        fits = int(72 * figure.get_figwidth() / (STYLE["legend.fontsize"] * widest))
+        figure.legend(handles, labels, loc="outside lower left", ncols=max(1, min(columns, fits)), borderaxespad=0.2)
 
 
 def within(axes: Axes, axis: str, values: Iterable[float | None]) -> None:
