@@ -235,7 +235,7 @@ def check_outcome(name: str, cells: Iterable[str], chosen: Choices, form: str = 
         text = f"{name}: expected one class in each cell, got several findings in one, such as {shown(several)}"
         readings = [
             Reading("they are several labels of one case", f"--kind {form}multilabel"),
-            Reading("another column is the outcome", "--label another column"),
+            Reading("another column is the outcome", "--label COLUMN"),
         ]
         if chosen.ask(text, readings):
             raise UserError(f"init: {text}; --label names another column")
@@ -252,7 +252,7 @@ def check_outcome(name: str, cells: Iterable[str], chosen: Choices, form: str = 
     got = f"{len(values)} different numbers from {numbers.min():g} to {numbers.max():g}"
     amount = Reading("they are an amount", f"--kind {form}regression")
     if not whole or len(values) > 50:
-        other = Reading("another column is the outcome", "--label another column")
+        other = Reading("another column is the outcome", "--label COLUMN")
         if chosen.ask(f"{name}: expected classes, got {got}", [amount, other]):
             raise UserError(f"init: {name}: expected classes, got {got}; --label names another column")
         return "regression"

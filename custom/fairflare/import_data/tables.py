@@ -153,9 +153,7 @@ def rows_of(root: Path, paths: Sequence[Path], chosen: Choices) -> pd.DataFrame:
     return whole
 
 
-def _named_as(
-    columns: dict[str, Sequence[str]], names: Sequence[str], file: str, notes: list[str]
-) -> dict[str, Sequence[str]]:
+def _named_as(columns: dict[str, list[str]], names: Sequence[str], file: str, notes: list[str]) -> dict[str, list[str]]:
     """``columns`` with the ``names`` of another table's where only case, spaces and signs differ."""
     others = {bare(name): name for name in names if name not in columns}
     read = {name: others[bare(name)] for name in columns if name not in names and bare(name) in others}
