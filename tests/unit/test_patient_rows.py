@@ -400,3 +400,12 @@ def test_ids_that_hospitals_share_stay_different_people(tmp_path, capsys):
     with pytest.raises(UserError, match="30 ids of pid stand at several sites: a line within: hospital"):
         made(tmp_path / "visits.csv", text)
     assert len(made(tmp_path / "visits.csv", f"within: ''\n{text}").table) == 30
+    known = tmp_path / "synthea"
+    known.mkdir()
+    days = pd.Series(pd.date_range("2020-01-01", periods=60)).dt.strftime("%Y-%m-%d")
+    stays = {"PATIENT": [f"p{k // 2}" for k in range(60)], "START": days, "ORGANIZATION": list("XY") * 30}
+    pd.DataFrame({**stays, "ENCOUNTERCLASS": "inpatient"}).to_csv(known / "encounters.csv", index=False)
+    people = {"Id": [f"p{k}" for k in range(30)], "GENDER": list("FM") * 15, "BIRTHDATE": "1950-01-01", "DEATHDATE": ""}
+    pd.DataFrame(people).to_csv(known / "patients.csv", index=False)
+    text = rows.propose(known, Choices())  # ids of one set of tables are those of people, wherever they were
+    assert "within: ''" in text and len(made(known, text).table) == 30

@@ -347,8 +347,8 @@ def table_fingerprint(
     n = len(cells[features[0]]) if features else 0
     dates: dict[str, tuple[str, int, int]] = {}
     for name in dict.fromkeys(name for one in scaled if one.since for name in one.columns):
-        known, own = gaps_of(name, gaps), cells[name]
-        filled = [cell for cell in own if cell and cell not in known and plain(cell) not in known]
+        empty = gaps_of(name, gaps)
+        filled = [cell for cell in cells[name] if cell and cell not in empty and plain(cell) not in empty]
         if forms := date_forms(filled)[: 1 if name in said else None]:
             years = sorted(int(iso_date(cell, forms[0])[:4]) for cell in filled)
             shown_years = len(years) >= max(min_count, 1) and not sums_only

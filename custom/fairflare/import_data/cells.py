@@ -10,8 +10,6 @@ from functools import cached_property
 import numpy as np
 import pandas as pd
 
-from fairflare.core.validation import CONTROL
-
 
 @dataclass(frozen=True, eq=False)
 class Cells:
@@ -39,11 +37,6 @@ class Cells:
     def numbers(self) -> np.ndarray:
         """float64 (K,), nan where a text is no number."""
         return np.asarray(pd.to_numeric(pd.Series(self.texts, dtype=object), errors="coerce"), dtype=np.float64)
-
-    @cached_property
-    def controls(self) -> bool:
-        """Whether a text holds a control character."""
-        return bool(CONTROL.search("\n".join(self.texts)))
 
     @cached_property
     def empty(self) -> np.ndarray:

@@ -644,14 +644,11 @@ def _listed(name: str, cells: Sequence[str], chosen: Choices, kind: str) -> Outc
             raise UserError(f"--classes: expected the labels of the data, which have {some(others, 3)} too")
         options = {"nothing": others[0]} if others else {}
     classes = chosen.classes or class_names(known, ())
-    notes = (f"{options['nothing']} stands for none of the labels",) if options else ()
-    return Outcome(kind, [SIGN.join(row) for row in rows], tuple(classes), options, notes=(*notes, *_rare(rows)))
-
-
-def _rare(rows: Sequence[Sequence[str]], fewest: int = 3) -> tuple[str, ...]:
-    counts = pd.Series([part for row in rows for part in row], dtype=object).value_counts()
-    rare = [str(part) for part, n in counts.items() if n < fewest]
-    return (f"labels of fewer than {fewest} examples: {some(rare, 8)}",) if rare else ()
+    notes: tuple[str, ...] = (f"{options['nothing']} stands for none of the labels",) if options else ()
+    counts = Counter(part for row in rows for part in row)
+    if rare := [part for part, n in counts.most_common() if n < naming.FEW_ROWS]:
+        notes += (f"labels of fewer than {naming.FEW_ROWS} examples: {some(rare, 8)}",)
+    return Outcome(kind, [SIGN.join(row) for row in rows], tuple(classes), options, notes=notes)
 
 
 def in_columns(names: Sequence[str], table: pd.DataFrame, *, images: bool) -> Outcome:

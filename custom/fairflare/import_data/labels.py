@@ -229,13 +229,14 @@ def check_outcome(name: str, cells: Iterable[str], chosen: Choices, form: str = 
     counts = pd.Series(list(cells), dtype=object).value_counts()
     values = [str(value) for value in counts.index]
     numbers = pd.to_numeric(pd.Series(values, dtype=object), errors="coerce")
-    if not chosen.classes and (numbers.isna().any() or len(values) <= MOST_GRADES):
-        _check_rare(name, {str(value): int(n) for value, n in counts.items()})
+    if not chosen.classes:
+        amounts = numbers.notna().all() and len(values) > MOST_GRADES
+        _check_rare(name, {str(value): int(n) for value, n in counts.items()}, amounts)
     if several := several_in(values):
         text = f"{name}: expected one class in each cell, got several findings in one, such as {shown(several)}"
         readings = [
             Reading("they are several labels of one case", f"--kind {form}multilabel"),
-            Reading("another column is the outcome", "--label another column"),
+            Reading("another column is the outcome", "--label COLUMN"),
         ]
         if chosen.ask(text, readings):
             raise UserError(f"init: {text}; --label names another column")
@@ -252,7 +253,7 @@ def check_outcome(name: str, cells: Iterable[str], chosen: Choices, form: str = 
     got = f"{len(values)} different numbers from {numbers.min():g} to {numbers.max():g}"
     amount = Reading("they are an amount", f"--kind {form}regression")
     if not whole or len(values) > 50:
-        other = Reading("another column is the outcome", "--label another column")
+        other = Reading("another column is the outcome", "--label COLUMN")
         if chosen.ask(f"{name}: expected classes, got {got}", [amount, other]):
             raise UserError(f"init: {name}: expected classes, got {got}; --label names another column")
         return "regression"
@@ -261,14 +262,14 @@ def check_outcome(name: str, cells: Iterable[str], chosen: Choices, form: str = 
     return "regression" if chosen.ask(f"{name} holds {got}", readings) else "classes"
 
 
-def _check_rare(name: str, counts: Mapping[str, int]) -> None:
-    """Refuse a label of a row or two, as of a line of totals, and a number that is a code for missing."""
+def _check_rare(name: str, counts: Mapping[str, int], amounts: bool) -> None:
+    """Refuse a label of a row or two, as of a line of totals, and a code for missing; of ``amounts`` 9 among grades."""
     total = sum(counts.values())
-    rare = [value for value, n in counts.items() if n < FEW_ROWS]
+    rare = [value for value, n in counts.items() if n < FEW_ROWS and not amounts]
     if total >= MANY_ROWS and rare and len(counts) - len(rare) > 1:
         text = f"{shown(rare[0])} has {counts[rare[0]]} of {total} rows"
         raise UserError(f"init: {name}: {text}: a mistake ({flag('missing', rare[0])}), or a class (--classes A,B,...)")
-    codes = [value for value in counts if value in CODES or bare(value) in WORDS["cell_unknown"]]
+    codes = [value for value in counts if not amounts and (value in CODES or bare(value) in WORDS["cell_unknown"])]
     codes += ["9"] if "9" in counts and {*counts} <= {*"01234569"} else []
     if len(counts) > 2 and codes:
         text = f"{shown(codes[0])} among {some([value for value in in_order(counts) if value not in codes], 4)}"

@@ -248,7 +248,9 @@ def structures(
 def _values(root: Path, masks: Iterable[str]) -> set[float]:
     found: set[float] = set()
     for mask in masks:
-        for frame in _some_slices(root, mask):
+        n = 1 if mask.lower().endswith(FLAT) else slices_of(root, mask)
+        evenly = sorted({round(k * (n - 1) / (SLICES - 1)) for k in range(SLICES)})
+        for frame in evenly if n > 1 else [None]:
             values = pixels(root, mask, frame)
             if len(values) > 1 and (values != values[:1]).any():
                 raise UserError(f"init: {mask}: expected a mask of one number per pixel, got colours")
@@ -279,13 +281,6 @@ def _refused(path: str) -> Iterator[None]:
         yield
     except DataError as error:
         raise UserError(f"init: {path}: {str(error).partition(': ')[2]}") from None
-
-
-def _some_slices(root: Path, path: str) -> list[int | None]:
-    """Evenly spaced slices of a volume; None: the file is one."""
-    if path.lower().endswith(FLAT) or (n := slices_of(root, path)) == 1:
-        return [None]
-    return [*sorted({round(k * (n - 1) / (SLICES - 1)) for k in range(SLICES)})]
 
 
 def _axes(files: Files, found: Found) -> tuple[str, ...]:

@@ -288,7 +288,9 @@ class _Maker:
         if Path(pattern).is_absolute() or ".." in Path(pattern).parts:
             raise UserError(f"mapping: table: expected a path inside the folder, got {shown(pattern)}")
         paths = sorted(self.home.glob(pattern), key=lambda path: natural(str(path)))[: MOST_FILES + 1]
-        paths = [path for path in paths if self._may_be_read(path)]
+        home = self.home.resolve()
+        paths = [path for path in paths if path.is_file() and path.resolve().is_relative_to(home)]
+        paths = [path for path in paths if path.relative_to(self.home).parts[0] != INSIDE]  # which ``init`` has written
         if self.root.is_file() and len(self.needs) == 1:  # a newer export may have another name
             paths = [self.root]
         if not paths:
@@ -316,11 +318,6 @@ class _Maker:
             table[name] = table[name].map(texts)
         self.tables[pattern, sheet] = table
         return table
-
-    def _may_be_read(self, path: Path) -> bool:
-        """Whether it is a file inside the folder, but not one that ``init`` has written."""
-        inside = path.resolve().is_relative_to(self.home.resolve())
-        return inside and path.is_file() and path.relative_to(self.home).parts[0] != INSIDE
 
     def bound(self, what: str, got: int, most: int, unit: str) -> None:
         """Raise UserError where there is more, or where all has taken too long."""

@@ -289,13 +289,18 @@ def _relational(home: Path, paths: Sequence[Path]) -> tuple[Known, list[str]]:
             valued = {"column": amounts} if take != "any" else {}
             source = {"name": f"{table}_{text}", "table": file(table), "date": when, "where": {code: text}}
             columns.append({**source, **valued, "window": [-365, 0], "take": take})
-    content: Known = {"patient": patient, **({"site": "site"} if "site" in own else {}), "index": index}
-    content["columns"] = columns
+    notes = [f"{form}: predictors by the first row of {file(start)} of each patient, the {MOST_CODES} commonest codes."]
+    content: Known = {"patient": patient, **({"site": "site"} if "site" in own else {})}
+    if "site" in own and (heads[start].groupby(patient)[own["site"]].nunique() > 1).any():
+        notes.append(
+            f"Ids at several sites are the same people (within: ''); of each site others: (within: {own['site']})."
+        )
+        content["within"] = ""
+    content |= {"index": index, "columns": columns}
     table, key, when = known["death"]
     if spelled := column(table, when):
         of_death = {"table": file(table), "key": column(table, key), "date": spelled}
         content["outcome"] = {"name": "died", **of_death, "window": [0, 365], "take": "any"}
-    notes = [f"{form}: predictors by the first row of {file(start)} of each patient, the {MOST_CODES} commonest codes."]
     return content, notes
 
 

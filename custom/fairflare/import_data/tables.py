@@ -153,9 +153,7 @@ def rows_of(root: Path, paths: Sequence[Path], chosen: Choices) -> pd.DataFrame:
     return whole
 
 
-def _named_as(
-    columns: dict[str, Sequence[str]], names: Sequence[str], file: str, notes: list[str]
-) -> dict[str, Sequence[str]]:
+def _named_as(columns: dict[str, list[str]], names: Sequence[str], file: str, notes: list[str]) -> dict[str, list[str]]:
     """``columns`` with the ``names`` of another table's where only case, spaces and signs differ."""
     others = {bare(name): name for name in names if name not in columns}
     read = {name: others[bare(name)] for name in columns if name not in names and bare(name) in others}
@@ -256,7 +254,12 @@ def _holds_units(table: pd.DataFrame) -> bool:
 def _of_rows(files: Files, paths: Sequence[Path], table: pd.DataFrame, chosen: Choices) -> Found:
     own = [name for name in table.columns if not name.startswith("@")]
     refuse_several(files.root, table[own], table[NAME_OF_FILE], chosen)
-    index = _index(files)
+    # A path, its name, or its name without suffix -> the path; names that several images have are left out.
+    index: dict[str, str] = {}
+    for short in (lambda path: PurePosixPath(path).name, stem):
+        counts = Counter(short(path) for path in files.images)
+        index |= {short(path): path for path in files.images if counts[short(path)] == 1}
+    index |= {path: path for path in files.images}
     image = _column_of_files(table, own, index, masks=False)
     if image:
         return _images(files, table, own, image, index, chosen)
@@ -305,15 +308,6 @@ def _label(table: pd.DataFrame, columns: Sequence[str], chosen: Choices) -> str:
         text = f"the table has: {some(ordered, 12)}"
         raise UserError(f"init: {flags} which is the outcome; {text}; most likely {ways}")
     return label
-
-
-def _index(files: Files) -> dict[str, str]:
-    """A path, its name, or its name without suffix -> the path; names that several images have are left out."""
-    found: dict[str, str] = {}
-    for short in (lambda path: PurePosixPath(path).name, stem):
-        counts = Counter(short(path) for path in files.images)
-        found |= {short(path): path for path in files.images if counts[short(path)] == 1}
-    return found | {path: path for path in files.images}
 
 
 def _places(table: pd.DataFrame, name: str, index: Mapping[str, str]) -> list[str]:

@@ -66,8 +66,8 @@ def images_of(
             inside = {file.relative_to(path).as_posix(): file for file in _below(path)}
             if not inside:
                 raise UserError(f"{path}: expected images ({', '.join(geometry.IMAGES)}) in it, found none")
-            pairs = geometry.pairs(sorted(inside), channels > 1)[0] if masks else {}
-            own = {*pairs.values()} - {""}
+            ways = {False, channels > 1} if masks else ()
+            own = {mask for several in ways for mask in geometry.pairs(sorted(inside), several)[0].values()} - {""}
             beside += sorted(own, key=natural)
             chosen = [(name, file) for name, file in inside.items() if name not in own]
         elif path.is_file():
