@@ -45,7 +45,7 @@ from fairflare.flare.persistor import FairPersistor
 from fairflare.flare.staging import APPS, CACHES, PACKAGE, stage
 
 PERSISTOR = "persistor"
-README = Path(__file__).with_name("job_readme.md")
+README = Path(__file__).with_name("texts") / "job_readme.md"
 """Why a job has the components that it has: its configurations are JSON, which has no comments."""
 SITES_POLL = 0.25
 """Seconds between two questions of a site for its next task, where all processes are on one machine: FLARE's 2 s would
