@@ -170,7 +170,7 @@ class DecideAtSite:
     def _patients(self, site: Site) -> Hospital:
         """With too few of them, or in a fold that sums tell of, the site adds zeros.
 
-        In the clear no number rests on fewer patients than coefficients. Raises UserError: no key for shared patients.
+        In the clear no number rests on fewer patients than coefficients. Raises EgressRefused: no key for shared patients.
         """
         assert self._known is not None
         config, task = self.run.config, self.run.parts.task
@@ -178,7 +178,7 @@ class DecideAtSite:
         one = hospital_of(everyone(cast(Any, site.data)), event)
         least = self.run.min_count
         if plan.shared_patients and not getattr(site.data, "keyed", False):
-            raise UserError("patient_key: expected a key in the site's file, for shared patients, got none")
+            raise EgressRefused("patient_key: expected a key in the site's file, for shared patients, got none")
         found = Hospital(site.name, one, plan, folds_of(site.name, one, plan), measurements(task))
         fewest = one.n
         if plan.shared_patients and found.folds is not None:  # sums without a fold tell of it
