@@ -170,7 +170,7 @@ class DecideAtSite:
     def _patients(self, site: Site) -> Hospital:
         """With too few of them, or in a fold that sums tell of, the site adds zeros.
 
-        In the clear no number rests on fewer patients than coefficients. Raises EgressRefused: no key for shared patients.
+        In the clear no number rests on fewer patients than coefficients. Raises EgressRefused: no key, if it is needed.
         """
         assert self._known is not None
         config, task = self.run.config, self.run.parts.task
