@@ -308,6 +308,8 @@ def test_the_check_before_a_site_lets_no_other_number_pass(asked):
         ({"deals": 0}, "deals"),
         ({"threshold": 1.5}, "threshold"),
         ({"event": "nobody"}, "event"),
+        ({"own_model": "forest"}, "own_model"),
+        ({"shared_patients": 1}, "shared_patients"),
         ({"more": 1}, "keys among"),
     ],
 )

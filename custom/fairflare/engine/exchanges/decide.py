@@ -18,6 +18,7 @@ import numpy as np
 from fairflare.core.errors import EgressRefused, UserError
 from fairflare.core.schema import Answer, Instruction
 from fairflare.core.types import Cost, StateDict
+from fairflare.core.user_code import check_name
 from fairflare.core.validation import expected
 from fairflare.decision.decide import Site as Hospital
 from fairflare.decision.own import RIDGE, TREES
@@ -71,7 +72,8 @@ def plan_of(config: RunConfig, task: Task) -> tuple[Plan, int]:
         fits = (value is None and key == "threshold") or (type(value) in (int, float) and 0 <= value < 1)
         expected(f"decision: {key}", fits, "a number from 0 to 1", value)
     own, shared = said["own_model"], said["shared_patients"]
-    expected("decision: own_model", own in (RIDGE, TREES), f"{RIDGE} or {TREES} in a job", own)
+    if own not in (RIDGE, TREES):
+        check_name(own, "decision: own_model")
     expected("decision: shared_patients", type(shared) is bool, "true or false", shared)
     event, classes = said.pop("event"), list(task.classes)
     named = event in classes if event else task.kind.has_classes and len(classes) == 2
