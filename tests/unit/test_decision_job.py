@@ -28,7 +28,6 @@ from fairflare.engine.setup.parts import build_parts
 from fairflare.flare.site_policy import Policy
 from fairflare.privacy.referee import Forgetful, Referee
 from fairflare.studies.join import Question, decided, job_of, measure, measure_by_job, sheets_of
-from fairflare.tasks.folds import everyone
 from own_folder import write_tables
 
 SITES = ("east", "inner", "north", "south", "west")
@@ -234,7 +233,7 @@ def test_a_hospital_that_falls_silent(secure, asked, tmp_path, monkeypatch):
     found = measure_by_job(asked, tmp_path / "j")
     assert count == [1] and set(found["sites"]) == set(SITES) - {"west"} and found["hospitals"] == list(SITES[:4])
     task = build_parts(job_of(asked), at_site=True).task
-    four = {site: study.hospital_of(everyone(task.site_data(site)), 1) for site in SITES[:4]}
+    four = {site: study.hospital_at(task.site_data(site), 1) for site in SITES[:4]}
     alone = study.decision_of(four, PLAN, study.measurements(task))
     rows = {site: study.row_of(answer, PLAN) for site, answer in alone.answers.items()}
     close(found, study.content(PLAN, rows, alone.known))
@@ -260,7 +259,7 @@ def test_patients_at_several_hospitals_are_dealt_by_a_key_that_the_server_lacks(
     found = measure_by_job(question, tmp_path / "j")
     task = build_parts(job_of(question), at_site=True).task
     own = {site: read_site_config(files / f"{site}.yaml") for site in SITES}
-    five = {site: study.hospital_of(everyone(task.local_data(site, own[site])), 1) for site in SITES}
+    five = {site: study.hospital_at(task.local_data(site, own[site]), 1) for site in SITES}
     alone = study.decision_of(five, question.plan, study.measurements(task))
     assert len(alone.known.without_folds) == 2 and not alone.known.refits
     rows = {site: study.row_of(answer, question.plan) for site, answer in alone.answers.items()}

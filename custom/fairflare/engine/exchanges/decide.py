@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
@@ -28,7 +28,7 @@ from fairflare.decision.study import (
     OF_FEW,
     content,
     folds_of,
-    hospital_of,
+    hospital_at,
     measurements,
     numbers,
     row_from,
@@ -44,7 +44,6 @@ from fairflare.engine.files import is_there, read_json, save_json
 from fairflare.engine.hashes import model_hash
 from fairflare.engine.memory import DECISION_ENDING, AskedAgain, beside, check_last
 from fairflare.privacy.schemes import NONE
-from fairflare.tasks.folds import everyone
 
 if TYPE_CHECKING:
     from fairflare.engine.exchanges.base import Work
@@ -177,7 +176,7 @@ class DecideAtSite:
         assert self._known is not None
         config, task = self.run.config, self.run.parts.task
         plan, event = plan_of(config, task)
-        one = hospital_of(everyone(cast(Any, site.data)), event)
+        one = hospital_at(site.data, event)
         least = self.run.min_count
         if plan.shared_patients and not getattr(site.data, "keyed", False):
             raise EgressRefused("patient_key: expected a key in the site's file, for shared patients, got none")
