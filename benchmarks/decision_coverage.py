@@ -1,17 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """Simulated federations whose U, J and D are known: do intervals hold, and how often is a verdict false?
 
-    python benchmarks/decision_coverage.py [--federations 200] [--regimes mixed "5 hospitals"] [--rows R.csv] [--out O.csv]
+    python benchmarks/decision_coverage.py [--federations 200] [--regimes mixed gain] [--rows ROWS.csv] [--out FILE.csv]
 
 ``--rows`` keeps the rows of each federation as it ends; a further call goes on from there.
 
 Ten hospitals (unless said) of a logistic truth with ten features. *mixed*: intercepts and slopes differ, and every
 fifth hospital has slopes of its own; *gain*: little differs; *none*: all does; *tiny*: half have 12 to 29 patients;
 *rare*: 3 % have the outcome; *shift*: other patients and a bent truth; *reversed*: one hospital's slopes have the other
-sign; *visits*: one to six rows a patient; *visits by row*: the same, each row taken for a patient, which must fail;
-*shared patients*: a fifth are of ``POOL`` people who come to about two hospitals; with the *federation's folds* they are
-dealt alike. *1,280 columns*: noisy projections of the features, decided on principal components. The truth is that of the deployed models on 2,000 fresh patients of each hospital, by their true
-risks. Errors are over federations.
+sign; *1,280 columns*: noisy projections of the features, decided on principal components; *visits*: one to six rows a
+patient; *visits by row*: the same, each row taken for a patient, which must fail; *shared patients*: a fifth are of
+``POOL`` people who come to about two hospitals; with the *federation's folds* they are dealt alike. The truth is that
+of the deployed models on 2,000 fresh patients of each hospital, by their true risks. Errors are over federations.
 """
 
 from __future__ import annotations

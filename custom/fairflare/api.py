@@ -571,7 +571,7 @@ class Federation:
             repeats: deals of folds; None: 10, where models are compared 3.
             threshold: the risk from which on the clinic treats, in (0, 1).
             worthwhile: the smallest net benefit per patient that matters.
-            own_model: of a hospital alone: "ridge", "trees", "FILE.py:CLASS" or "MODULE:CLASS".
+            own_model: of a hospital alone: "ridge", "trees", or "module.Name" of a class in a file of yours.
             shared_patients: some patients are at several hospitals, and are dealt alike.
             out: the folder, for ``decision.json``, ``join.html``, sheets and models; by default one below ``runs``.
             workers: processes that compute side by side.

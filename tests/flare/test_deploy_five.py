@@ -10,9 +10,11 @@ from federation_processes import ROOT, SCRIPTS, federation, here
 
 from own_folder import write_tables
 
-pytestmark = pytest.mark.deploy
+pytestmark = [pytest.mark.deploy, pytest.mark.timeout(1800)]
 HOSPITALS = tuple(f"hospital-{letter}" for letter in "abcde")
 LEAD = "lead@clinic-a.org"
+PATIENCE = 1500
+"""Seconds for about 90 questions to five hospitals, each answered twice, where other tests run beside."""
 
 
 @pytest.fixture(scope="module")
@@ -39,8 +41,10 @@ def test_sums_in_secret_over_mtls_give_the_numbers_of_one_place(five, tmp_path):
     asked = ["join", "decide", "--datalists", five.tables, "--kind", "tabular", "--classes", "lived,died"]
     asked += ["--set", "label=outcome", "--set", "features=age,score", "--folds", "2", "--repeats", "1"]
     here(*asked, "--out", tmp_path / "local")
-    done = five.fairflare(*asked, "--secure", "--env", "prod", "--kit", five.kits / LEAD, "--out", tmp_path / "run")
-    assert "FINISHED:COMPLETED" in done.stderr
+    where = ["--secure", "--env", "prod", "--kit", five.kits / LEAD, "--out", tmp_path / "run"]
+    with five.start_fairflare(*asked, *where) as job:
+        _, said = job.communicate(timeout=PATIENCE)
+    assert not job.returncode and "FINISHED:COMPLETED" in said
     found, expected = (json.loads((tmp_path / name / "decision.json").read_text()) for name in ("run", "local"))
     assert found["secure"] and found["sites"] == {} and not list((tmp_path / "run").rglob("*.decision.json"))
     for key, one in expected["averages"].items():

@@ -512,9 +512,11 @@ def test_patients_at_several_hospitals_are_in_one_fold_of_the_whole_federation()
         dealing("h0", hospital(0), plan)
 
 
-class Constant:
-    """A brought model that knows nothing but the share of the outcome."""
+CONSTANT = """
+import numpy as np
 
+
+class Constant:
     def fit(self, x, y):
         self.share = y.mean()
 
@@ -522,8 +524,20 @@ class Constant:
         return np.tile([1 - self.share, self.share], (len(x), 1))
 
 
-@each("kind", ["trees", f"{__name__}:Constant"])
-def test_another_own_model_is_fitted_to_training_parts_alone(kind):
+class Other:
+    pass
+"""
+"""A brought model that knows nothing but the share of the outcome."""
+
+
+@pytest.fixture
+def code(tmp_path, monkeypatch):
+    (tmp_path / "constant.py").write_text(CONSTANT)
+    monkeypatch.setenv("FAIRFLARE_CODE", str(tmp_path / "constant.py"))
+
+
+@each("kind", ["trees", "constant.Constant"])
+def test_another_own_model_is_fitted_to_training_parts_alone(kind, code):
     hospitals = federation()
     plan = Plan(5, 1, own_model=kind)
     folds = {name: deals[:1] for name, deals in folds_of(hospitals).items()}
@@ -539,8 +553,8 @@ def test_another_own_model_is_fitted_to_training_parts_alone(kind):
         assert one.risks[OWN][0][~rows] == pytest.approx(expected)
 
 
-@each("name, words", [("forest", "FILE.py:CLASS"), ("math:floor", "fit and predict_proba"), ("no.py:A", "imported")])
-def test_what_is_no_own_model_is_refused(name, words):
+@each("name, words", [("forest", "module.Name"), ("constant.Other", "fit and predict_proba"), ("os.path", "imported")])
+def test_what_is_no_own_model_is_refused(name, words, code):
     with pytest.raises(UserError, match=words):
         maker(name)
 

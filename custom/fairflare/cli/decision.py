@@ -49,7 +49,7 @@ DECIDE = "decide"
 @click.option(
     "--event", default="", metavar="CLASS", help="The class whose risk is asked for, of a task with more than two."
 )
-@option("--own-model", default="ridge", metavar="MODEL", help="Alone: ridge, trees, FILE.py:CLASS or MODULE:CLASS.")
+@option("--own-model", default="ridge", metavar="MODEL", help="Alone: ridge, trees, or module.Name of --code.")
 @click.option("--shared-patients", is_flag=True, help="Some patients are at several hospitals: deal them alike.")
 @threshold_options
 @option("--seed", type=int, default=0, help="Of the initial models and all local work.")

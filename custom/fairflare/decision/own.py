@@ -7,46 +7,37 @@ asked for patients that it has not seen. A model that was made elsewhere ignores
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from fairflare.core.errors import UserError
+from fairflare.core.user_code import load_object
 from fairflare.core.validation import expected
 from fairflare.decision.regression import Array, Hospital
 
 RIDGE, TREES = "ridge", "trees"
-SEED = 0
 
 
 def maker(name: str) -> Callable[[], Any]:
-    """What makes an unfitted model of "trees", "FILE.py:CLASS" or "MODULE:CLASS"; raises UserError where none does."""
+    """What makes an unfitted model of "trees" or "module.Name", a class in a user's own file.
+
+    Raises UserError: another name, or no such class.
+    """
     if name == TREES:
         try:
             from sklearn.ensemble import HistGradientBoostingClassifier
         except ImportError:
-            raise UserError("--own-model trees: expected scikit-learn: pip install scikit-learn") from None
-        return lambda: HistGradientBoostingClassifier(early_stopping=False, random_state=SEED)
-    place, _, called = name.rpartition(":")
-    expected("--own-model", bool(place and called), f"{RIDGE}, {TREES}, FILE.py:CLASS or MODULE:CLASS", name)
-    try:
-        if place.endswith(".py"):
-            spec = importlib.util.spec_from_file_location(Path(place).stem, place)
-            assert spec is not None and spec.loader is not None
-            module = importlib.util.module_from_spec(spec)
-            spec.loader.exec_module(module)
-        else:
-            module = importlib.import_module(place)
-        found = getattr(module, called)
-    except (ImportError, OSError, AttributeError) as error:
-        raise UserError(f"--own-model {name}: expected a class that can be imported ({error})") from None
-    lacking = [method for method in ("fit", "predict_proba") if not hasattr(found, method)]
-    expected(f"--own-model {name}", not lacking, "a class with fit and predict_proba", f"none of {lacking}")
-    return found  # type: ignore[no-any-return]  # checked above
+            raise UserError("own_model: trees need scikit-learn: pip install scikit-learn") from None
+        return lambda: HistGradientBoostingClassifier(early_stopping=False, random_state=0)
+    expected("own_model", "." in name, f"{RIDGE}, {TREES} or module.Name", name)
+    made: Callable[[], Any] = load_object(name, "own_model", _fits, "a class with fit and predict_proba")
+    return made
+
+
+def _fits(found: Any) -> bool:
+    return isinstance(found, type) and hasattr(found, "fit") and hasattr(found, "predict_proba")
 
 
 def risks(hospital: Hospital, training_rows: Array, make: Callable[[], Any]) -> Array:
@@ -62,8 +53,8 @@ def risks(hospital: Hospital, training_rows: Array, make: Callable[[], Any]) -> 
             model.fit(x[rows], y[rows])
             each = np.asarray(model.predict_proba(x), dtype=np.float64)
         except Exception as error:  # the hospital's own code
-            raise UserError(f"--own-model: {type(error).__name__}: {error}") from error
+            raise UserError(f"own_model: {type(error).__name__}: {error}") from error
         fits = each.shape == (len(y), 2) and bool(((each >= 0) & (each <= 1)).all())
-        expected("--own-model: predict_proba", fits, f"probabilities of shape {(len(y), 2)}", str(each.shape))
+        expected("own_model: predict_proba", fits, f"probabilities of shape {(len(y), 2)}", str(each.shape))
         found[k] = each[:, 1]
     return found

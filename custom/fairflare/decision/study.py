@@ -37,7 +37,7 @@ from fairflare.decision.verdicts import (
 from fairflare.functional.decision import LEAST_DISAGREEMENT, Average
 from fairflare.functional.slopes import sigmoid
 from fairflare.tasks.base import Task
-from fairflare.tasks.folds import dealt, dealt_alike
+from fairflare.tasks.folds import dealt, dealt_alike, everyone
 from fairflare.tasks.metrics import auc
 
 Json = dict[str, Any]
@@ -65,6 +65,11 @@ def hospital_of(patients: Split, event: int) -> Hospital:
     x = np.asarray(patients.inputs.cpu(), dtype=np.float64)
     y = (patients.labels.cpu().numpy() == event).astype(np.float64)
     return Hospital.of(np.hstack([np.ones((len(x), 1)), x]), y, patients.patients, patients.identities)
+
+
+def hospital_at(data: Any, event: int) -> Hospital:
+    """A site's rows, of all its splits; UserError where they are not in memory."""
+    return hospital_of(everyone(data), event)
 
 
 def on_components(hospitals: Mapping[str, Hospital]) -> tuple[dict[str, Hospital], int, Callable[[Array], Array]]:

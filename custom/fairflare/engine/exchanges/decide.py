@@ -11,13 +11,14 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
 from fairflare.core.errors import EgressRefused, UserError
 from fairflare.core.schema import Answer, Instruction
 from fairflare.core.types import Cost, StateDict
+from fairflare.core.user_code import check_name
 from fairflare.core.validation import expected
 from fairflare.decision.decide import Site as Hospital
 from fairflare.decision.own import RIDGE, TREES
@@ -27,7 +28,7 @@ from fairflare.decision.study import (
     OF_FEW,
     content,
     folds_of,
-    hospital_of,
+    hospital_at,
     measurements,
     numbers,
     row_from,
@@ -43,7 +44,6 @@ from fairflare.engine.files import is_there, read_json, save_json
 from fairflare.engine.hashes import model_hash
 from fairflare.engine.memory import DECISION_ENDING, AskedAgain, beside, check_last
 from fairflare.privacy.schemes import NONE
-from fairflare.tasks.folds import everyone
 
 if TYPE_CHECKING:
     from fairflare.engine.exchanges.base import Work
@@ -71,7 +71,8 @@ def plan_of(config: RunConfig, task: Task) -> tuple[Plan, int]:
         fits = (value is None and key == "threshold") or (type(value) in (int, float) and 0 <= value < 1)
         expected(f"decision: {key}", fits, "a number from 0 to 1", value)
     own, shared = said["own_model"], said["shared_patients"]
-    expected("decision: own_model", own in (RIDGE, TREES), f"{RIDGE} or {TREES} in a job", own)
+    if own not in (RIDGE, TREES):
+        check_name(own, "decision: own_model")
     expected("decision: shared_patients", type(shared) is bool, "true or false", shared)
     event, classes = said.pop("event"), list(task.classes)
     named = event in classes if event else task.kind.has_classes and len(classes) == 2
@@ -170,15 +171,15 @@ class DecideAtSite:
     def _patients(self, site: Site) -> Hospital:
         """With too few of them, or in a fold that sums tell of, the site adds zeros.
 
-        In the clear no number rests on fewer patients than coefficients. Raises UserError: no key for shared patients.
+        In the clear no number rests on fewer patients than coefficients. Raises EgressRefused: no key, if it is needed.
         """
         assert self._known is not None
         config, task = self.run.config, self.run.parts.task
         plan, event = plan_of(config, task)
-        one = hospital_of(everyone(cast(Any, site.data)), event)
+        one = hospital_at(site.data, event)
         least = self.run.min_count
         if plan.shared_patients and not getattr(site.data, "keyed", False):
-            raise UserError("patient_key: expected a key in the site's file, for shared patients, got none")
+            raise EgressRefused("patient_key: expected a key in the site's file, for shared patients, got none")
         found = Hospital(site.name, one, plan, folds_of(site.name, one, plan), measurements(task))
         fewest = one.n
         if plan.shared_patients and found.folds is not None:  # sums without a fold tell of it
