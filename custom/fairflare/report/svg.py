@@ -30,6 +30,8 @@ WIDTH = 4.9
 BLUE, RED, GREEN, ORANGE, PURPLE = "#0072b2", "#d55e00", "#009e73", "#e69f00", "#cc79a7"
 """Okabe and Ito's palette (https://jfly.uni-koeln.de/color/), which colour-blind readers can distinguish."""
 GREY, DARK = "#b4b4b4", "#333333"
+HANDLE, CHARACTER = 45, 5.8
+"""Points of a legend's mark with its margins, and of a character on average, in DejaVu Sans."""
 STYLE: dict[Any, Any] = {
     "svg.hashsalt": "fairflare",
     "svg.fonttype": "none",
@@ -105,11 +107,10 @@ def legend(figure: Figure, axes: Axes, x: str = "", y: str = "", columns: int = 
     if y:
         axes.set_ylabel(y)
     handles, labels = axes.get_legend_handles_labels()
-    for fewer in range(columns, 0, -1) if handles else ():
-        made = figure.legend(handles, labels, loc="outside lower left", ncols=fewer, borderaxespad=0.2)
-        if fewer == 1 or made.get_window_extent().width <= figure.bbox.width:
-            break
-        made.remove()
+    if handles:
+        points = HANDLE + CHARACTER * max(map(len, labels))
+        fits = min(columns, max(1, int(72 * WIDTH // points)))
+        figure.legend(handles, labels, loc="outside lower left", ncols=fits, borderaxespad=0.2)
 
 
 def within(axes: Axes, axis: str, values: Iterable[float | None]) -> None:
