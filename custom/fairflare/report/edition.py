@@ -315,7 +315,8 @@ def _joining(found: Json) -> list[str]:
         return [f"The benefit of joining for {site} is not known: it sent no answer that may be told{why}."]
     said = [_verdict(one["row"], one["label"], site) for one in told[:1]]
     words = {UNCLEAR: "too few patients to tell"}
-    more = [f"{one['label']} {words.get(one['row']['verdict'], one['row']['verdict'])} ({with_interval(one['row'], 'benefit')})" for one in told[1:]]
+    rest = [(one["label"], one["row"]) for one in told[1:]]
+    more = [f"{of} {words.get(row['verdict'], row['verdict'])} ({with_interval(row, 'benefit')})" for of, row in rest]
     said += [f"By other measures: {listing(more)}."] if more else []
     if standing := found["standing"].get("benefit"):
         said += [standing["sentence"]] if standing["mean"] is not None else []
