@@ -315,8 +315,8 @@ def _joining(found: Json) -> list[str]:
         return [f"The benefit of joining for {site} is not known: it sent no answer that may be told{why}."]
     said = [_verdict(one["row"], one["label"], site) for one in told[:1]]
     words = {UNCLEAR: "too few patients to tell"}
-    rest = [(one["label"], one["row"]) for one in told[1:]]
-    more = [f"{of} {words.get(row['verdict'], row['verdict'])} ({with_interval(row, 'benefit')})" for of, row in rest]
+    others = [(one["label"], one["row"]) for one in told[1:]]
+    more = [f"{of} {words.get(row['verdict'], row['verdict'])} ({with_interval(row, 'benefit')})" for of, row in others]
     said += [f"By other measures: {listing(more)}."] if more else []
     if standing := found["standing"].get("benefit"):
         said += [standing["sentence"]] if standing["mean"] is not None else []
@@ -381,10 +381,6 @@ MOST_LINES = 40
 """Lines of the figure of benefits; the table has all."""
 
 
-def edition_figures(found: Json) -> list[str]:
-    return [made for made in (draw(dict(found)) for draw in (_own_benefits, _own_rounds, _own_weights)) if made]
-
-
 @svg.inline("joining")
 def _own_benefits(figure: svg.Figure, found: Json) -> str | None:
     metrics = (found["benefit"] or {}).get("metrics") or {}
@@ -430,5 +426,6 @@ def render_edition(found: Json) -> str:
     """The page of one site from its ``edition``, which holds nothing else; the same content gives the same bytes."""
     clinic = found["clinical"] or {}
     clinical = clinical_figures({"rows": [clinic["row"]], "stages": clinic["stages"]}) if clinic.get("row") else []
-    figures = {"figures": drawn(edition_figures(found)), "clinical_figures": drawn(clinical)}
+    own = drawn(draw(dict(found)) for draw in (_own_benefits, _own_rounds, _own_weights))
+    figures = {"figures": own, "clinical_figures": drawn(clinical)}
     return rendered("edition", {"label": label}, found=found, opening=opening(found), **figures)
