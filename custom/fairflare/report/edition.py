@@ -11,7 +11,7 @@ from fairflare.core.validation import SITE
 from fairflare.core.validation import shown as quoted
 from fairflare.report import svg
 from fairflare.report.audit_reader import PERSONAL, Trail
-from fairflare.report.benefit import GAINS, LOSES, UNCLEAR, draw_benefits
+from fairflare.report.benefit import GAINS, LOSES, draw_benefits
 from fairflare.report.clinical import clinical_figures
 from fairflare.report.fairness import finite, mean
 from fairflare.report.groups import known_cells
@@ -19,6 +19,7 @@ from fairflare.report.personal import USED, as_used
 from fairflare.report.rounds import draw_weights
 from fairflare.report.sanity_checks import trivial_of
 from fairflare.report.values import (
+    answer,
     capital,
     class_words,
     drawn,
@@ -314,9 +315,8 @@ def _joining(found: Json) -> list[str]:
         why = f" ({joined['rejected']})" if joined["rejected"] else ""
         return [f"The benefit of joining for {site} is not known: it sent no answer that may be told{why}."]
     said = [_verdict(one["row"], one["label"], site) for one in told[:1]]
-    words = {UNCLEAR: "too few patients to tell"}
     others = [(one["label"], one["row"]) for one in told[1:]]
-    more = [f"{of} {words.get(row['verdict'], row['verdict'])} ({with_interval(row, 'benefit')})" for of, row in others]
+    more = [f"{of} {answer(row['verdict'])} ({with_interval(row, 'benefit')})" for of, row in others]
     said += [f"By other measures: {listing(more)}."] if more else []
     if standing := found["standing"].get("benefit"):
         said += [standing["sentence"]] if standing["mean"] is not None else []
