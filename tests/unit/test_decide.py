@@ -431,8 +431,8 @@ def test_by_row_the_intervals_of_repeat_visits_fail(monkeypatch):
 
 SENTENCES = [
     ((USE, SAME), "use the others' model with your own calibration: joining adds nothing that matters"),
-    ((UNTOLD, ADDS), "cannot be told whether to share; joining adds to using"),
-    ((UNTOLD, UNTOLD, "few events: 7"), "cannot be told whether to share (few events: 7); what joining adds"),
+    ((UNTOLD, ADDS), "not clear whether to share; joining adds to using"),
+    ((UNTOLD, UNTOLD, "few events: 7"), "not clear whether to share (few events: 7); not clear whether"),
     ((UNTOLD, UNTOLD, verdicts.TOO_FEW + ": 6 patients"), "too few patients to tell: 6 patients"),
 ]
 

@@ -46,13 +46,13 @@ ANSWERS = {
     USE: "use the others' model with your own calibration: joining adds nothing that matters",
     JOIN: "join",
     USE_OR_JOIN: "use or join: between them there is no difference that matters to you",
-    UNTOLD: "cannot be told whether to share",
+    UNTOLD: "not clear whether to share",
 }
 PARTICIPATION = {
     ADDS: "joining adds to using",
     SAME: "joining adds nothing that matters to using",
     COSTS: "joining costs, compared with using",
-    UNTOLD: "what joining adds cannot be told",
+    UNTOLD: "not clear whether joining adds",
 }
 MAX_COLUMNS, COMPONENTS = 200, 50
 """Features beyond which the decision is made on principal components, at most so many: Hessians would be too large."""
@@ -247,7 +247,7 @@ def _minimum_patients(assessed: Assessment) -> Json:
 
 
 def sentence(answer: str, participation: str, reason: str = "") -> str:
-    """ "cannot be told whether to share (why); joining adds to using"."""
+    """ "not clear whether to share (why); joining adds to using"."""
     if reason.startswith(TOO_FEW):
         return reason
     why = f" ({reason})" if reason else ""

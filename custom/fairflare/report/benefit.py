@@ -91,7 +91,7 @@ def verdict(benefit: float | None, low: float | None, high: float | None) -> str
 
 
 def sentence(rows: Sequence[Json], metric: str) -> str:
-    """ "Joining (accuracy): 1 of 4 sites gains (A: +0.05 [+0.01, +0.09]), 1 loses (B: ...), 2 with too few patients to tell." """
+    """ "Joining (accuracy): 1 of 4 sites gains (A: +0.05 [+0.01, +0.09]), 1 loses (B: ...), 2 with too few." """
     told = [row for row in rows if row["verdict"] is not None]
     by_verdict = {name: [row for row in told if row["verdict"] == name] for name in VERDICTS}
     gain, lose, unclear = (by_verdict[name] for name in VERDICTS)

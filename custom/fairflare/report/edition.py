@@ -11,7 +11,7 @@ from fairflare.core.validation import SITE
 from fairflare.core.validation import shown as quoted
 from fairflare.report import svg
 from fairflare.report.audit_reader import PERSONAL, Trail
-from fairflare.report.benefit import GAINS, LOSES, UNCLEAR, draw_benefits
+from fairflare.report.benefit import GAINS, LOSES, draw_benefits
 from fairflare.report.clinical import clinical_figures
 from fairflare.report.fairness import finite, mean
 from fairflare.report.groups import known_cells
@@ -19,6 +19,7 @@ from fairflare.report.personal import USED, as_used
 from fairflare.report.rounds import draw_weights
 from fairflare.report.sanity_checks import trivial_of
 from fairflare.report.values import (
+    answer,
     capital,
     class_words,
     drawn,
@@ -314,8 +315,8 @@ def _joining(found: Json) -> list[str]:
         why = f" ({joined['rejected']})" if joined["rejected"] else ""
         return [f"The benefit of joining for {site} is not known: it sent no answer that may be told{why}."]
     said = [_verdict(one["row"], one["label"], site) for one in told[:1]]
-    words = {UNCLEAR: "too few patients to tell"}
-    more = [f"{one['label']} {words.get(one['row']['verdict'], one['row']['verdict'])} ({with_interval(one['row'], 'benefit')})" for one in told[1:]]
+    others = [(one["label"], one["row"]) for one in told[1:]]
+    more = [f"{of} {answer(row['verdict'])} ({with_interval(row, 'benefit')})" for of, row in others]
     said += [f"By other measures: {listing(more)}."] if more else []
     if standing := found["standing"].get("benefit"):
         said += [standing["sentence"]] if standing["mean"] is not None else []
@@ -380,10 +381,6 @@ MOST_LINES = 40
 """Lines of the figure of benefits; the table has all."""
 
 
-def edition_figures(found: Json) -> list[str]:
-    return [made for made in (draw(dict(found)) for draw in (_own_benefits, _own_rounds, _own_weights)) if made]
-
-
 @svg.inline("joining")
 def _own_benefits(figure: svg.Figure, found: Json) -> str | None:
     metrics = (found["benefit"] or {}).get("metrics") or {}
@@ -429,5 +426,6 @@ def render_edition(found: Json) -> str:
     """The page of one site from its ``edition``, which holds nothing else; the same content gives the same bytes."""
     clinic = found["clinical"] or {}
     clinical = clinical_figures({"rows": [clinic["row"]], "stages": clinic["stages"]}) if clinic.get("row") else []
-    figures = {"figures": drawn(edition_figures(found)), "clinical_figures": drawn(clinical)}
+    own = drawn(draw(dict(found)) for draw in (_own_benefits, _own_rounds, _own_weights))
+    figures = {"figures": own, "clinical_figures": drawn(clinical)}
     return rendered("edition", {"label": label}, found=found, opening=opening(found), **figures)

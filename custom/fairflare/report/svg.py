@@ -30,6 +30,8 @@ WIDTH = 4.9
 BLUE, RED, GREEN, ORANGE, PURPLE = "#0072b2", "#d55e00", "#009e73", "#e69f00", "#cc79a7"
 """Okabe and Ito's palette (https://jfly.uni-koeln.de/color/), which colour-blind readers can distinguish."""
 GREY, DARK = "#b4b4b4", "#333333"
+HANDLE, CHARACTER = 45, 5.8
+"""Points of a legend's mark with its margins, and of a character on average, in DejaVu Sans."""
 STYLE: dict[Any, Any] = {
     "svg.hashsalt": "fairflare",
     "svg.fonttype": "none",
@@ -49,8 +51,6 @@ STYLE: dict[Any, Any] = {
     "lines.solid_capstyle": "round",
     "text.parse_math": False,
 }
-LETTER, HANDLE = 0.55, 4.8
-"""Widths in a legend, in its font's size: of a letter, and of a handle with the gaps beside it."""
 Draw = Callable[["Figure", dict[str, Any]], str | None]
 
 
@@ -108,9 +108,9 @@ def legend(figure: Figure, axes: Axes, x: str = "", y: str = "", columns: int = 
         axes.set_ylabel(y)
     handles, labels = axes.get_legend_handles_labels()
     if handles:
-        widest = LETTER * max(map(len, labels)) + HANDLE
-        fits = int(72 * figure.get_figwidth() / (STYLE["legend.fontsize"] * widest))
-        figure.legend(handles, labels, loc="outside lower left", ncols=max(1, min(columns, fits)), borderaxespad=0.2)
+        points = HANDLE + CHARACTER * max(map(len, labels))
+        fits = min(columns, max(1, int(72 * WIDTH // points)))
+        figure.legend(handles, labels, loc="outside lower left", ncols=fits, borderaxespad=0.2)
 
 
 def within(axes: Axes, axis: str, values: Iterable[float | None]) -> None:

@@ -79,7 +79,9 @@ def opened(folder: Path) -> Iterator[None]:
     """Within: this command alone works in the existing ``folder``; what a killed one has left in it is cleared up."""
     with locked(folder):
         end_what_is_left(folder)
-        _clear_half_written(folder)
+        names = (*RUN_FILES, *SUMMARIES)
+        files.clear_half_written(folder, lambda name: name in names or bool(PREFLIGHT.fullmatch(name)))
+        files.clear_half_written(folder / SITES, lambda name: bool(RUN_FOLDERS[SITES].fullmatch(name)))
         _clear_server_lock(folder)
         _recover(folder)
         try:
@@ -292,12 +294,6 @@ def _clear_server_lock(folder: Path) -> None:
     if (folder / files.SERVER_LOCK).exists():
         with locked(folder, files.SERVER_LOCK):
             pass
-
-
-def _clear_half_written(folder: Path) -> None:
-    names = (*RUN_FILES, *SUMMARIES)
-    files.clear_half_written(folder, lambda name: name in names or bool(PREFLIGHT.fullmatch(name)))
-    files.clear_half_written(folder / SITES, lambda name: bool(RUN_FOLDERS[SITES].fullmatch(name)))
 
 
 def end_what_is_left(folder: Path) -> None:

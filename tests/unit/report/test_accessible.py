@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pages in a real browser (extra ``pages``, chromium): axe finds nothing, no page scrolls sideways, a sheet prints on one page."""
+"""Pages in a browser (extra ``pages``, chromium): axe finds nothing, none scrolls sideways, a sheet is one A4 page."""
 
 import shutil
 from itertools import product
