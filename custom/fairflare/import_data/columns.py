@@ -99,15 +99,16 @@ def predictors(
         UserError: nothing is left, a name of ``chosen`` is not there, or a column alone tells the outcome and nobody
             can be asked whether it is known before.
     """
+    names = list(table.columns)
     for key in ("keep", "leave_out", "categories"):
         for name in getattr(chosen, key):
-            check_column(key.replace("_", "-"), name, list(table.columns))
+            check_column(key.replace("_", "-"), name, names)
     found = Predictors()
     left: dict[str, list[str]] = {}
-    for name in table.columns:
+    for name in names:
         if name in taken or name in chosen.leave_out or name == chosen.since:
             continue
-        if naming.known_after(name, list(table.columns)) and name not in chosen.keep:
+        if naming.known_after(name, names) and name not in chosen.keep:
             text = f"left out ({flag('keep', name)} takes it)"
             found.suspects.append(f"{name}: its name says that it is known only after the outcome; {text}")
             continue
@@ -120,8 +121,8 @@ def predictors(
         codes = [one.removeprefix(f"{name}=") for one in chosen.missing if "=" not in one or one.startswith(f"{name}=")]
         if codes:
             found.specs.setdefault(name, {"kind": "number"})["codes"] = list(dict.fromkeys(codes))
-    for why, names in left.items():
-        found.notes.append(f"columns left out, {why}: {some(names, 8)}")
+    for why, own_names in left.items():
+        found.notes.append(f"columns left out, {why}: {some(own_names, 8)}")
     areas = _alone(found, labels, chosen)
     _together(found, labels, areas, read.groups(read.columns[read.patient]) if read.patient else None, chosen)
     if chosen.since and chosen.since not in taken and not any(spec["kind"] == "days" for spec in found.specs.values()):
@@ -136,7 +137,7 @@ def predictors(
         found.cells[chosen.since] = Cells.of(days)
     if not found.features:
         text = "expected columns of numbers, categories or dates as predictors"
-        raise UserError(f"init: {text}; the table has: {some(list(table.columns), 12)}")
+        raise UserError(f"init: {text}; the table has: {some(names, 12)}")
     return found
 
 

@@ -94,13 +94,14 @@ class _Logits(nn.Module):
     """A network of the library, whose answer is the logits alone."""
 
     def forward(self, x: Tensor) -> Any:
-        return super().forward(pixel_values=x).logits  # type: ignore[misc]  # the library's class comes next
+        return super().forward(pixel_values=x).logits  # the library's class comes next
 
     def entries_of(self, given: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Those of ``given`` that fit, under the names that this version of the library has for them."""
         own: Any = self
         how: dict[str, Any] = {"config": own.config, "state_dict": dict(given), "ignore_mismatched_sizes": True}
-        loaded, about = type(self).__mro__[2].from_pretrained(None, output_loading_info=True, **how)
+        kind: Any = type(self).__mro__[2]
+        loaded, about = kind.from_pretrained(None, output_loading_info=True, **how)
         lost = {*about["missing_keys"], *(key for key, *_ in about["mismatched_keys"])}
         return {name: value for name, value in loaded.state_dict().items() if name not in lost}
 

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, MutableMapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -117,7 +117,9 @@ REST = "not sent yet"
 """Key of a site's memory: what rounding has left of its updates."""
 
 
-def shortened(update: StateDict, names: Collection[str], memory: dict[str, Any], dtype: torch.dtype) -> StateDict:
+def shortened(
+    update: StateDict, names: Collection[str], memory: MutableMapping[str, Any], dtype: torch.dtype
+) -> StateDict:
     """``update`` with the entries ``names`` in 16 bits; what rounding leaves is added to the next one.
 
     Error feedback: Seide et al., Interspeech 2014; Karimireddy et al., ICML 2019, arXiv:1901.09847, algorithm 1.

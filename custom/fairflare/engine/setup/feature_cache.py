@@ -141,9 +141,9 @@ def featured(
     total += views * len(data.splits["train"]) if data.augment else 0
     said = time.monotonic()
 
-    def of(batches: Iterable[Batch]) -> Tensor:
+    def of(batches: Iterable[Batch]) -> tuple[Tensor, Tensor]:
         nonlocal done, said
-        parts = []
+        parts, targets = list[Tensor](), list[Tensor]()
         for batch in batches:
             pixels = batch.inputs.cpu().contiguous().numpy()
             names = [hashlib.sha256(key.encode() + one.tobytes()).hexdigest() for one in pixels]
@@ -153,23 +153,28 @@ def featured(
                 for name, one in zip(names, kept) if folder else ():
                     folder.put(name, one)  # type: ignore[union-attr,arg-type]  # there are both
             parts.append(torch.stack(kept)[:, :, None, None])  # type: ignore[arg-type]  # none is missing
+            targets.append(batch.targets.cpu())
             done += len(names)
             if time.monotonic() > said + OFTEN or done == total:
                 said = time.monotonic()
                 tell(f"{done} of {total} images through the encoder")
-        return torch.cat(parts) if parts else torch.empty(0, entered.shape[1], 1, 1)
+        return (
+            (torch.cat(parts), torch.cat(targets))
+            if parts
+            else (torch.empty(0, entered.shape[1], 1, 1), torch.empty(0))
+        )
 
     made = copy.copy(data)
     made.splits, made.mean, made.std, made.augment, made._ready = {}, (), (), False, {}
     for name, split in data.splits.items():
-        targets = list[Tensor]()
-        inputs = of(targets.append(one.targets.cpu()) or one for one in data.fixed(name, BATCH))  # type: ignore[arg-type,func-returns-value]
-        made.splits[name] = Split(inputs, torch.cat(targets or [split.labels]), split.attributes, split.patients)
+        inputs, targets = of(data.fixed(name, BATCH))  # type: ignore[arg-type]  # a split's name
+        made.splits[name] = Split(inputs, targets if len(split) else split.labels, split.attributes, split.patients)
     made.source = data
     if data.augment:
         made.__class__ = Features
         rows = torch.arange(len(data.splits["train"])).split(BATCH)
-        made.views = torch.stack([of(data.picked(rows, derive(seed, "view", k))) for k in range(views)])  # type: ignore[attr-defined]
+        seen = [of(data.picked(rows, derive(seed, "view", k)))[0] for k in range(views)]
+        made.views = torch.stack(seen)  # type: ignore[attr-defined]  # of Features
     return made
 
 

@@ -140,10 +140,10 @@ def _adaptable(network: nn.Module, head: str) -> Iterator[str]:
 
     Torch's attention reads its own projection's weight, past an adapter.
     """
-    linear: tuple[type[nn.Module], ...] = (nn.Linear,)
-    held = {
-        kind: sum(m.weight.numel() for m in network.modules() if isinstance(m, kind)) for kind in (CONVOLUTIONS, linear)
-    }
+    held: dict[Any, int] = {}
+    for kind in (CONVOLUTIONS, (nn.Linear,)):
+        weights = [module.weight for module in network.modules() if isinstance(module, kind)]
+        held[kind] = sum(weight.numel() for weight in weights if isinstance(weight, Tensor))
     kinds = max(held, key=held.__getitem__)  # of equals the convolutions
     inside = {id(m.out_proj) for m in network.modules() if isinstance(m, nn.MultiheadAttention)}
     for name, module in network.named_modules():
