@@ -75,9 +75,8 @@ def learned_section(
         row["better"] = row["gain"] > 0 if known else None
     gain: Json = mean_ci(row["gain"] for row in held)
     means = trail.totals.means
-    scores = means.get(headline, [])
-    loss = "loss" if scores else "train_loss"
-    trend = _trend("score", scores, 1 if higher else -1) or _trend(loss, means.get(loss, []), -1)
+    loss = "loss" if means.get(headline) else "train_loss"
+    trend = _trend("score", means.get(headline, []), 1 if higher else -1) or _trend(loss, means.get(loss, []), -1)
     learned = None
     if gain["mean"] is not None:
         low, high = (gain["mean"] if gain[end] is None else gain[end] for end in ("low", "high"))

@@ -108,9 +108,8 @@ def legend(figure: Figure, axes: Axes, x: str = "", y: str = "", columns: int = 
         axes.set_ylabel(y)
     handles, labels = axes.get_legend_handles_labels()
     if handles:
-        points = HANDLE + CHARACTER * max(map(len, labels))
-        fits = min(columns, max(1, int(72 * WIDTH // points)))
-        figure.legend(handles, labels, loc="outside lower left", ncols=fits, borderaxespad=0.2)
+        fits = max(1, int(72 * WIDTH // (HANDLE + CHARACTER * max(map(len, labels)))))
+        figure.legend(handles, labels, loc="outside lower left", ncols=min(columns, fits), borderaxespad=0.2)
 
 
 def within(axes: Axes, axis: str, values: Iterable[float | None]) -> None:

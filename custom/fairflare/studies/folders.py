@@ -79,8 +79,7 @@ def opened(folder: Path) -> Iterator[None]:
     """Within: this command alone works in the existing ``folder``; what a killed one has left in it is cleared up."""
     with locked(folder):
         end_what_is_left(folder)
-        names = (*RUN_FILES, *SUMMARIES)
-        files.clear_half_written(folder, lambda name: name in names or bool(PREFLIGHT.fullmatch(name)))
+        files.clear_half_written(folder, lambda one: one in (*RUN_FILES, *SUMMARIES) or bool(PREFLIGHT.fullmatch(one)))
         files.clear_half_written(folder / SITES, lambda name: bool(RUN_FOLDERS[SITES].fullmatch(name)))
         _clear_server_lock(folder)
         _recover(folder)
