@@ -17,7 +17,7 @@ from scipy.stats import norm
 from cases import each
 from fairflare.core.errors import UserError
 from fairflare.decision import decide as deciding
-from fairflare.decision import regression, validation, verdicts
+from fairflare.decision import regression, sums, validation, verdicts
 from fairflare.decision.estimands import (
     Estimate,
     Folds,
@@ -390,6 +390,17 @@ def test_with_three_hospitals_each_speaks_for_itself():
     assert not found.averages
     for one in found.answers.values():
         assert not one.by_regression and isinstance(one.distribution("U"), Estimate)
+
+
+def test_hospitals_whose_variances_differ_too_much_speak_for_themselves(monkeypatch):
+    """A smoothed variance of variances ten thousand times apart gave intervals wider than the score's range."""
+    hospitals = federation()
+    residuals = [decide(hospitals).known._smoothed(k).residual for k in range(2)]
+    assert 0 < max(residuals) < sums.MAX_RESIDUAL
+    monkeypatch.setattr(sums, "MAX_RESIDUAL", max(residuals) / 2)
+    found = decide(hospitals)
+    assert found.known.assessed == 6 and not found.known.pooled and not found.averages
+    assert all(isinstance(one.distribution("U"), Estimate) for one in found.answers.values())
 
 
 def test_a_worse_net_benefit_withholds_a_verdict(monkeypatch):

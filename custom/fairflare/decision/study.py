@@ -141,7 +141,7 @@ def content(plan: Plan, rows: Mapping[str, Json], known: Known | None = None, co
     """
     averages = known.averages() if known else {}
     pooled = bool(averages)
-    few = f"fewer than {MIN_HOSPITALS} hospitals: each is answered from its own patients alone"
+    few = f"fewer than {MIN_HOSPITALS} hospitals, or too unlike ones: each is answered from its own patients alone"
     return {
         "score": "brier",
         **dataclasses.asdict(plan),

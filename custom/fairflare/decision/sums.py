@@ -37,6 +37,9 @@ MODELS = FOLDS_AT + slopes.STEPS
 MOMENTS, SCALES, POSTERIORS, PLACES = MODELS + 1, MODELS + 2, MODELS + 3, MODELS + 4
 """Places of the sums; Newton's steps begin at 0, EM's at ``EM_AT``, each refit's ``STEPS`` places after the other."""
 CLOSE = 1e-6
+MAX_RESIDUAL = 8.0
+"""Of log variances of U and J about their line, where outcomes are as rare as 3 % up to 4: beyond it hospitals are too
+unlike, and a smoothed variance tells of none."""
 MIN_GIVEN = 2
 """Other hospitals, from which on their mean does not tell of one alone."""
 PATIENTS_PER_COEFFICIENT = 10
@@ -312,8 +315,9 @@ class Known:
 
     @property
     def pooled(self) -> bool:
-        """Whether hospitals are read together."""
-        return self.assessed >= MIN_HOSPITALS
+        """Whether hospitals are read together: enough of them, whose variances can be smoothed."""
+        variances = (self._smoothed(k).residual for k in range(2))  # of U and J
+        return self.assessed >= MIN_HOSPITALS and max(variances) < MAX_RESIDUAL
 
     @property
     def by_regression(self) -> bool:
@@ -326,7 +330,10 @@ class Known:
 
     def noise(self, k: int, n: int) -> float:
         """V of the ``k``-th estimand at a hospital of n patients, smoothed over hospitals."""
-        return decision.Smoothed(symmetric(self._moments["moments"][k], 3)).at([n]) / n
+        return self._smoothed(k).at([n]) / n
+
+    def _smoothed(self, k: int) -> decision.Smoothed:
+        return decision.Smoothed(symmetric(self._moments["moments"][k], 3))
 
     def average_scale(self, k: int) -> float:
         return decision.scale(self.assessed, float(self._moments["values"][k, 0]))

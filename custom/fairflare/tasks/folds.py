@@ -151,5 +151,6 @@ class _Folded:
 def part(whole: Split, chosen: npt.NDArray[np.bool_]) -> Split:
     rows = np.flatnonzero(chosen)
     attributes = {name: [values[i] for i in rows.tolist()] for name, values in whole.attributes.items()}
-    whose, names = (None if one is None else one[rows] for one in (whole.patients, whole.identities))
+    whose = None if whole.patients is None else whole.patients[rows]
+    names = None if whole.identities is None else whole.identities[rows]
     return Split(whole.inputs[rows], whole.targets[rows], attributes, whose, names)
