@@ -28,11 +28,12 @@ SETTINGS = SimpleNamespace(tune="head", seed=1)
 SITES = "east,north,south,west"
 
 
-def images(n=20, edge=32, augment=False, seed=0):
+def images(n=20, augment=False, seed=0, held=None):
+    """Random ones of 32 pixels; the last two splits have the first ``held`` of them, None: all."""
     generator = torch.Generator().manual_seed(seed)
-    pixels = torch.randint(0, 256, (n, 1, edge, edge), generator=generator, dtype=torch.uint8)
-    split = Split(pixels, torch.arange(n) % 2)
-    return TensorData(train=split, val=split, test=split, n_classes=2, mean=(0.5,), std=(0.25,), augment=augment)
+    pixels = torch.randint(0, 256, (n, 1, 32, 32), generator=generator, dtype=torch.uint8)
+    train, rest = (Split(pixels[:k], torch.arange(n)[:k] % 2) for k in (n, held))
+    return TensorData(train=train, val=rest, test=rest, n_classes=2, mean=(0.5,), std=(0.25,), augment=augment)
 
 
 class Counted(nn.Module):
@@ -172,7 +173,7 @@ def test_a_head_on_a_trunk_of_300_million_numbers_trains_in_a_second_a_round():
     network = tuned(Wrapped(), SETTINGS)
     numbers = sum(value.numel() for value in network.buffers())
     assert numbers > 3e8
-    sites = [featured(images(200, seed=k), network, 0, 3, None, lambda text: None) for k in range(4)]
+    sites = [featured(images(200, seed=k, held=4), network, 0, 3, None, lambda text: None) for k in range(4)]
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 < 2.5 * 4 * numbers + 1e9
     optimizer, began = torch.optim.Adam(network.parameters()), time.process_time()
     for data in sites:
@@ -180,5 +181,8 @@ def test_a_head_on_a_trunk_of_300_million_numbers_trains_in_a_second_a_round():
             optimizer.zero_grad()
             nn.functional.cross_entropy(network(batch.inputs), batch.targets).backward()
             optimizer.step()
-    assert time.process_time() - began <= 1
+    spent = time.process_time() - began
+    size = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+    print(f"{numbers:,} numbers, {spent:.2f} CPU s a round, {size:.2f} GB")
+    assert spent <= 1
     assert np.isfinite(sum(float(p.detach().sum()) for p in network.parameters()))
