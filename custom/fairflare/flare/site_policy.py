@@ -34,7 +34,6 @@ from fairflare.core.manifest import check_code
 from fairflare.core.user_code import check_name
 from fairflare.core.validation import STRICT, Entries, Range, Text, check_plain, one_line
 from fairflare.core.validation import expected as expect
-from fairflare.engine.exchanges.clinical import event_of
 from fairflare.engine.files import read_json
 from fairflare.engine.memory import SPENT_ENDING
 from fairflare.engine.setup import tasks
@@ -133,7 +132,7 @@ class Policy:
         others = [name for name in getattr(task, "named", ()) if self.columns is not None and name not in self.columns]
         if others:
             raise UserError(f"columns: expected some of {', '.join(self.columns or ())}, got {others[0]!r}")
-        if self.thresholds is None or event_of(task) is None:
+        if self.thresholds is None or task.event is None:
             return
         chosen = task.threshold if config.threshold is None else config.threshold
         if chosen not in self.thresholds:

@@ -37,7 +37,6 @@ from fairflare.decision.study import (
 )
 from fairflare.decision.sums import Plan
 from fairflare.engine.audit import AuditLog
-from fairflare.engine.exchanges.clinical import event_of
 from fairflare.engine.exchanges.decide import MIN_SECRET, own_answer
 from fairflare.engine.files import AUDIT, private_folder, read_json, save_json, save_text
 from fairflare.engine.preflight import SMALL
@@ -268,7 +267,7 @@ def _everybody(parts: Parts, names: Mapping[str, str]) -> tuple[dict[str, Split]
 def _event(parts: Parts, question: Question) -> int:
     if question.event:
         return list(parts.task.classes).index(question.event)
-    found = event_of(parts.task)
+    found = parts.task.event
     return 1 if found is None else found
 
 

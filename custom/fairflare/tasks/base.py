@@ -180,6 +180,13 @@ class Task(ABC):
         return self.site_data(site)
 
     @property
+    def event(self) -> int | None:
+        """Index of the class whose risk is looked at: the one of interest, of two the second; None: no one class."""
+        if self.class_of_interest:
+            return self.classes.index(self.class_of_interest)
+        return 1 if len(self.classes) == 2 else None
+
+    @property
     def outcome_columns(self) -> tuple[str, ...]:
         """The columns of a table that hold what is predicted; the option ``label``, where there is one."""
         return (str(getattr(self, "label", "label")),)

@@ -146,7 +146,8 @@ def test_a_regime_is_tuned_and_judged(key, arms, run, data, tmp_path, monkeypatc
     few = {name: dataclasses.replace(arm, own=(arm.own[0], arm.own[1][:1])) for name, arm in few.items()}
     regime = dataclasses.replace(regime, rounds=5, rates=regime.rates[1:3], arms=few, judged={})
     monkeypatch.setattr(regimes, "EXTENSIONS", 0)
-    monkeypatch.setattr(regimes, "TUNING_SEEDS", (100,))
+    monkeypatch.setattr(regimes, "TUNING_SEEDS", (100, 101))
+    monkeypatch.setattr(regimes, "FINALISTS", 1)
     if key == "U1":
         tasks_of = importlib.import_module("regime_tasks")
         features = np.random.default_rng(0).normal(size=(4078, 1280)).astype(np.float32)
@@ -157,4 +158,4 @@ def test_a_regime_is_tuned_and_judged(key, arms, run, data, tmp_path, monkeypatc
         assert len(found["records"]) == 5 and np.isfinite(regime.primary.value(found["scores"], 5))
         assert all(set(found["scores"]) >= {name, f"val {name}"} for name in regime.second.sets)
     assert json.loads((tmp_path / key / "tuned.json").read_text())[arms[0]]["lr"] in regime.rates
-    assert len(list((Path(tmp_path) / key / "tuning").glob(f"{arms[0]}-*"))) == 2
+    assert len(list((Path(tmp_path) / key / "tuning").glob(f"{arms[0]}-*"))) == 3

@@ -22,13 +22,15 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 
 from fairflare.core.errors import DataError
 from fairflare.core.validation import shown
+
+if TYPE_CHECKING:  # it imports all of NumPy, of which a list of tasks needs nothing
+    import numpy.typing as npt
 
 SPLITS = {"training": "train", "validation": "val", "testing": "test"}
 NO_LABEL = "no_label"

@@ -201,7 +201,7 @@ def names(config: RunConfig, task: Task) -> list[str]:
     kind = task.kind
     asked = {
         "sums": config.secure_sum != "none",
-        "clinical": kind.has_times or (kind.has_classes and len(task.classes) > 1),
+        "clinical": config.fold != "all" and (kind.has_times or (kind.has_classes and len(task.classes) > 1)),
         "after": config.after != "none",
         "benefit": config.solo,
     }

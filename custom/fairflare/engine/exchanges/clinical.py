@@ -18,7 +18,6 @@ from fairflare.engine.exchanges.base import Exchange, OfRun
 from fairflare.privacy.egress import FieldCheck
 
 if TYPE_CHECKING:
-    from fairflare.tasks.base import Task
     from fairflare.tasks.kinds.survival import Survival
 
 CURVES = "fairflare.engine.curves"
@@ -61,14 +60,7 @@ def view_of(run: OfRun) -> View:
         view: View = curves(None, 0.5, *groups, run.secure, kind.ends)
         return view
     threshold = task.threshold if run.config.threshold is None else run.config.threshold
-    return View(event_of(task), threshold, *groups, run.secure)
-
-
-def event_of(task: Task) -> int | None:
-    """Index of the class whose risk is looked at: that which the task names, of two the second; None: no one class."""
-    if task.class_of_interest:
-        return task.classes.index(task.class_of_interest)
-    return 1 if len(task.classes) == 2 else None
+    return View(task.event, threshold, *groups, run.secure)
 
 
 def _cells(grouping: Any) -> tuple[tuple[str, ...], tuple[int, ...]]:

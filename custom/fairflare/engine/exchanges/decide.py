@@ -39,7 +39,6 @@ from fairflare.decision.sums import MOMENTS, PLACES, Known, Plan
 from fairflare.decision.verdicts import MIN_PATIENTS
 from fairflare.engine.checks import Refused, Rejection, checked_scalars, first_good, left_out, silent
 from fairflare.engine.exchanges.base import Ended, Exchange, OfRun
-from fairflare.engine.exchanges.clinical import event_of
 from fairflare.engine.files import is_there, read_json, save_json
 from fairflare.engine.hashes import model_hash
 from fairflare.engine.memory import DECISION_ENDING, AskedAgain, beside, check_last
@@ -81,7 +80,7 @@ def plan_of(config: RunConfig, task: Task) -> tuple[Plan, int]:
         raise UserError(
             f"min_sites: expected at least {MIN_SECRET} with secure_sum and a decision, got {config.min_sites}"
         )
-    index = classes.index(event) if event else event_of(task)
+    index = classes.index(event) if event else task.event
     return Plan(**{**said, "worthwhile": float(said["worthwhile"])}), 1 if index is None else index
 
 

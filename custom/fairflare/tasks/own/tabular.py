@@ -27,8 +27,8 @@ from fairflare.data.readers.tables import MISSING, SUFFIXES, read_table
 from fairflare.data.site_config import SiteConfig
 from fairflare.data.table_columns import Column, TableFingerprint, by_range, features_of, open_levels
 from fairflare.data.tensors import Split, TensorData
+from fairflare.networks import builtin as networks
 from fairflare.networks import own as own_network
-from fairflare.networks.builtin import Attended
 from fairflare.tasks.base import OPEN_SPLIT, Preset, expect
 from fairflare.tasks.kinds.own import OwnData, OwnGrades
 
@@ -152,7 +152,7 @@ class Tabular(OwnData):
         expect("features", n > 0, "columns of the table, separated by commas", self.features)
         outputs, options = self.kind.head(self.classes)
         network = own_network.build(self.model, (n,), (outputs,), **options)
-        return Attended(n, network) if self.attends else network
+        return networks.Attended(n, network) if self.attends else network
 
     def read(self, own: SiteConfig) -> TensorData:
         table, columns, rows, labels = self._table(own)
