@@ -8,6 +8,8 @@ DEMO_OUT ?= runs/demo
 WORKERS ?= 4
 # Every process that tests start would compile the package anew, and every worker of pytest all test files.
 unexport PYTHONDONTWRITEBYTECODE
+# The products of NumPy are small: a second thread of OpenBLAS only waits, busily.
+export OPENBLAS_NUM_THREADS ?= 1
 
 .PHONY: help demo demo-imaging mlflow test test-fast test-long mutations coverage lint docs bench jobs lock sbom oldest newest versions clean
 

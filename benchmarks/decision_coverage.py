@@ -1,14 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """Simulated federations whose U, J and D are known: do intervals hold, and how often is a verdict false?
 
-    python benchmarks/decision_coverage.py [--federations 200] [--seed 0] [--regimes mixed,gain] [--out FILE.csv]
+    python benchmarks/decision_coverage.py [--federations 200] [--regimes mixed gain] [--rows ROWS.csv] [--out FILE.csv]
+
+``--rows`` keeps the rows of each federation as it ends; a further call goes on from there.
 
 Ten hospitals (unless said) of a logistic truth with ten features. *mixed*: intercepts and slopes differ, and every
 fifth hospital has slopes of its own; *gain*: little differs; *none*: all does; *tiny*: half have 12 to 29 patients;
 *rare*: 3 % have the outcome; *shift*: other patients and a bent truth; *reversed*: one hospital's slopes have the other
-sign; *visits*: one to six rows a patient; *visits by row*: the same, each row taken for a patient, which must fail;
-*shared patients*: a fifth of them come to a second hospital, too. The truth is that of the deployed models on 2,000
-fresh patients of each hospital, by their true risks. Errors are over federations.
+sign; *1,280 columns*: noisy projections of the features, decided on principal components; *visits*: one to six rows a
+patient; *visits by row*: the same, each row taken for a patient, which must fail; *shared patients*: a fifth are of
+``POOL`` people who come to about two hospitals; with the *federation's folds* they are dealt alike. The truth is that
+of the deployed models on 2,000 fresh patients of each hospital, by their true risks. Errors are over federations.
 """
 
 from __future__ import annotations
@@ -16,7 +19,7 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -26,16 +29,18 @@ from scipy.special import expit
 from fairflare.decision.decide import Answer, decide
 from fairflare.decision.estimands import ESTIMANDS, margin
 from fairflare.decision.regression import MEMBER, OUTSIDE, OWN, Array, Hospital
-from fairflare.decision.sums import NET
+from fairflare.decision.study import folds_of, on_components
+from fairflare.decision.sums import NET, Plan
 from fairflare.decision.validation import sandwich
 from fairflare.decision.verdicts import ADDS, ALONE, COSTS, JOIN, SAME, UNTOLD, USE, USE_OR_JOIN, verdict
 from fairflare.functional.slopes import SHARES
 from fairflare.tasks.folds import dealt
 
-FEATURES, FRESH, DEALS, FOLDS = 10, 2000, 2, 5
+FEATURES, FRESH, FOLDS, POOL, WIDE = 10, 2000, 5, 120, 1280
 SLOPES = np.random.default_rng(7).normal(0, 0.5, FEATURES)
 NODES, WEIGHTS = np.polynomial.hermite_e.hermegauss(15)
 Row = dict[str, float | str]
+COLUMNS = ["regime", "federation", "what", "by", "true", "error", "held", "said", "false"]
 
 
 @dataclass(frozen=True)
@@ -51,10 +56,13 @@ class Regime:
     sites: int = 10
     level: float = -0.5
     special: str = ""
+    deals: int = 2
+    alike: bool = False
 
 
 REGIMES = {
     "mixed": Regime(),
+    "mixed, 10 deals": Regime(deals=10),
     "gain": Regime(0.3, 0.05, 0.05, 80),
     "none": Regime(0.5, 0.5, 0.5, 270, 150),
     "tiny": Regime(special="tiny"),
@@ -63,9 +71,11 @@ REGIMES = {
     "reversed": Regime(special="reversed"),
     "5 hospitals": Regime(sites=5),
     "3 hospitals": Regime(sites=3),
+    "1,280 columns": Regime(special="wide"),
     "visits": Regime(0.3, 0.05, 0.05, 80, special="visits"),
     "visits by row": Regime(0.3, 0.05, 0.05, 80, special="visits by row"),
     "shared patients": Regime(0.3, 0.05, 0.05, 80, special="visits, shared"),
+    "shared patients, federation's folds": Regime(0.3, 0.05, 0.05, 80, special="visits, shared", alike=True),
 }
 
 
@@ -101,10 +111,12 @@ def federation(rng: np.random.Generator, regime: Regime) -> list[Truth]:
         true = risk(fresh)
         if "visits" in regime.special:
             owner = np.repeat(np.arange(n), rng.integers(1, 7, n))
+            names = 10_000 * (len(found) + 1) + np.arange(n)
             whole, effects = rng.normal(size=(n, FEATURES)), rng.normal(size=n)
             if regime.special.endswith("shared"):
-                known = rng.choice(2000, n // 5, replace=False) if n // 5 else np.zeros(0, dtype=int)
+                known = rng.choice(POOL, n // 5, replace=False) if n // 5 else np.zeros(0, dtype=int)
                 whole[: n // 5], effects[: n // 5] = people[0][known], people[1][known]
+                names[: n // 5] = known
             kept = 0.7
             x = centre + width * (
                 np.sqrt(kept) * whole[owner] + np.sqrt(1 - kept) * rng.normal(size=(len(owner), FEATURES))
@@ -112,29 +124,49 @@ def federation(rng: np.random.Generator, regime: Regime) -> list[Truth]:
             y = (rng.random(len(owner)) < risk(x, 1.5 * effects[owner])).astype(float)
             true = np.stack([risk(fresh, 1.5 * node) for node in NODES], axis=1) @ (WEIGHTS / WEIGHTS.sum())
             patients = None if regime.special.endswith("row") else owner
+            identities = names.astype(np.uint64)[owner] if regime.alike else None
         else:
             x = centre + width * rng.normal(size=(n, FEATURES))
-            y, patients = (rng.random(n) < risk(x)).astype(float), None
+            y, patients, identities = (rng.random(n) < risk(x)).astype(float), None, None
         if min(y.sum(), len(y) - y.sum()) < (2 if n < 30 else 5):
             continue
         one = [np.hstack([np.ones((len(rows), 1)), rows]) for rows in (x, fresh)]
-        found.append(Truth(Hospital.of(one[0], y, patients), one[1], true))
+        found.append(Truth(Hospital.of(one[0], y, patients, identities), one[1], true))
     return found
 
 
-def deal(rng: np.random.Generator, one: Hospital) -> np.ndarray:
+def on_wide(rng: np.random.Generator, truths: list[Truth], further: Truth) -> list[Truth]:
+    """Features as noisy projections of those that count, on the components of all hospitals but the further one."""
+    loadings = rng.normal(0, 0.3, (FEATURES, WIDE))
+
+    def wide(x: Array) -> Array:
+        return np.hstack([x[:, :1], x[:, 1:] @ loadings + rng.normal(size=(len(x), WIDE))])
+
+    hospitals = {str(k): replace(one.hospital, x=wide(one.hospital.x)) for k, one in enumerate(truths)}
+    moved, _, on = on_components(hospitals)
+    found = [Truth(moved[str(k)], on(wide(one.fresh)), one.risks) for k, one in enumerate(truths)]
+    last = replace(further.hospital, x=on(wide(further.hospital.x)))
+    return [*found, Truth(last, on(wide(further.fresh)), further.risks)]
+
+
+def deal(rng: np.random.Generator, one: Hospital, deals: int) -> np.ndarray:
     named = one.patient if one.n < len(one.y) else None
-    return np.stack([dealt(one.y.astype(int), FOLDS, int(rng.integers(1 << 30)), "site", named) for _ in range(DEALS)])
+    return np.stack([dealt(one.y.astype(int), FOLDS, int(rng.integers(1 << 30)), "site", named) for _ in range(deals)])
 
 
 def rows_of(number: int, regime: Regime, seed: int) -> Iterator[Row]:
     """A row per estimand, verdict and hospital of one federation."""
     rng = np.random.default_rng([seed, number])
     *truths, further = federation(rng, regime)
+    if regime.special == "wide":
+        *truths, further = on_wide(rng, truths, further)
     hospitals = {f"{i:02}": one.hospital for i, one in enumerate(truths)}
-    folds = {name: deal(rng, one) for name, one in hospitals.items() if one.n >= 30}
-    threshold = 0.05 if regime.special == "rare" else 0.35
-    found = decide(hospitals, folds, threshold=threshold, worthwhile=0.005)
+    plan = Plan(FOLDS, regime.deals, 0.05 if regime.special == "rare" else 0.35, 0.005, shared_patients=regime.alike)
+    if regime.alike:
+        folds = {name: folds_of(name, one, plan) for name, one in hospitals.items()}
+    else:
+        folds = {name: deal(rng, one, regime.deals) for name, one in hospitals.items() if one.n >= 30}
+    found, threshold = decide(hospitals, folds, plan), plan.threshold
     pooled = bool(found.averages)
     for name, answer in found.answers.items():
         if (one := answer.assessment) is None:
@@ -237,27 +269,36 @@ def summary(rows: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(found).round(2)
 
 
+def rows_file(path: Path | None) -> pd.DataFrame:
+    return pd.read_csv(path) if path and path.exists() else pd.DataFrame({"regime": [], "federation": []})
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--federations", type=int, default=200)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--regimes", default=",".join(REGIMES))
+    parser.add_argument("--regimes", nargs="+", choices=REGIMES, default=list(REGIMES))
+    parser.add_argument("--rows", type=Path)
     parser.add_argument("--out", type=Path)
     parser.add_argument("--toy", action="store_true")
     given = parser.parse_args()
-    regimes = ["mixed"] if given.toy else given.regimes.split(",")
-    tables = []
-    for regime in regimes:
+    tables = [rows_file(given.rows)]
+    ended = set(zip(tables[0]["regime"], tables[0]["federation"], strict=True))
+    for regime in ["mixed"] if given.toy else given.regimes:
         start = time.process_time()
-        many = range(2 if given.toy else given.federations)
-        rows = pd.DataFrame([row for number in many for row in rows_of(number, REGIMES[regime], given.seed)])
-        tables.append(summary(rows.assign(regime=regime)))
-        print(f"{regime}: {len(many)} federations, {time.process_time() - start:.1f} CPU s", flush=True)
-        told = tables[-1]["held"].notna() & ~tables[-1]["what"].str.contains("calibration")
-        print(tables[-1][told][["what", "by", "held", "true x 1000"]].to_string(index=False), flush=True)
-        if given.out:
-            pd.concat(tables).to_csv(given.out, index=False)
-    table = pd.concat(tables)
+        for number in range(2 if given.toy else given.federations):
+            if (regime, number) in ended:
+                continue
+            rows = pd.DataFrame(rows_of(number, REGIMES[regime], given.seed)).assign(regime=regime)
+            tables.append(rows.reindex(columns=COLUMNS))
+            if given.rows:
+                tables[-1].to_csv(given.rows, mode="a", header=not given.rows.exists(), index=False)
+        print(f"{regime}: {time.process_time() - start:.1f} CPU s", flush=True)
+    table = summary(pd.concat(tables))
+    if given.out:
+        table.to_csv(given.out, index=False)
+    intervals = table[table["held"].notna() & ~table["what"].str.contains("calibration")]
+    print(intervals[["regime", "what", "by", "federations", "held", "true x 1000"]].to_string(index=False))
     questions = table[table["what"].str.startswith("question")]
     print(questions[["regime", "what", "by", "said", "told", "false of all"]].to_string(index=False))
 

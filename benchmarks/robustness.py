@@ -57,7 +57,7 @@ METHODS += ("median", "trimmed-mean", "multi-krum")
 SETTINGS = {"scaffold": {"estimate": "gradient"}}
 """Method -> settings without which it does not run on this task (trained with Adam)."""
 HONEST = {
-    "tcga-brca": (5, 5, ("fedavg", "fedadam", "scaffold")),
+    "tcga-brca": (5, 15, ("fedavg", "fedadam", "scaffold")),
     "heart": (15, 5, ("fedavg", "fedadam", "fedprox")),
     "covid-brazil:regions": (20, 3, ("fedavg", "fedufo")),
     "heart:full": (20, 8, (*METHODS[:8], "multi-krum")),

@@ -192,12 +192,13 @@ def lesions_with_masks(root):
 
 def labels_spelled_apart(root):
     """Every hospital has its own words for the same two classes."""
-    drawn = Drawn()
-    for site, labels in (("site-1", ("healthy", "sick")), ("site-2", ("normal", "ill"))):
-        for label in labels:
+    drawn, files, first = Drawn(), {}, ("healthy", "sick")
+    for site, labels in (("site-1", first), ("site-2", ("normal", "ill"))):
+        for label, read in zip(labels, first, strict=True):
             for k in range(9):
                 drawn.save(root / site / label / f"{k}.png")
-    return Truth({}, (), ("expected the same labels", "site-1", "site-2"))
+                files[f"{site}/{label}/{k}.png"] = (site, read, "")
+    return Truth(files)
 
 
 def table_of_patients(root):

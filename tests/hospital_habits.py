@@ -134,7 +134,7 @@ def other_codes_at_one_site(root):
     table = cohort()
     table.loc[table["hospital"] != "A", "died"] += 1
     write(root, table)
-    return ("every site has 2 labels, together they are 3",)
+    return ("labels differ between sites (A: 0, 1; B: 1, 2", "--classes 0,1,2")
 
 
 def unknown_split_word(root):

@@ -382,6 +382,98 @@ add("a row of units", with_second_line(["", "years", "", "mg/l", "0/1"]), LABEL,
 add("two header rows", with_second_line(["name", "of patient", "f/m", "mg per l", "in hospital"]), LABEL, rows=N,
     sites=3, classes=["0", "1"], says=["the second line"])
 
+def of_sites(sites="AB", **changes):
+    """A file of each site; ``changes``: site -> what becomes of its table."""
+
+    def make(root):
+        whole = base(sites=sites, smoker=pick("yes", "no"))
+        for site, own in whole.groupby("hospital"):
+            made = changes.get(site, lambda one: one)(own.drop(columns="hospital"))
+            made.to_csv(root / f"{site}_hospital.csv", index=False)
+
+    return make
+
+
+def with_units(one):
+    line = {"age": "years", "sex": "", "crp": "mg/l", "smoker": "", "died": ""}
+    return pd.concat([pd.DataFrame([line]), one.astype(object)])
+
+
+def written(encoding, names, sep=";", decimal=",", visits=1, **more):
+    """A table with the column names and cells of another language; ``names``: column -> name."""
+
+    def make(root):
+        own = base(visits=visits, pat=of(lambda t: t["who"]), **more).rename(columns=names)
+        own.to_csv(root / "data.csv", sep=sep, decimal=decimal, index=False, encoding=encoding)
+
+    return make
+
+
+add("a row of units in each site's file", of_sites(A=with_units, B=with_units), at=".", rows=N, sites=2,
+    says=["A_hospital.csv: the second line", "B_hospital.csv: the second line"])
+add("an empty hospital", of_sites("ABC", C=lambda one: one[:0]), at=".", sites=2, says=["C_hospital.csv holds no rows"])
+add("a hospital without outcomes", lambda root: base().astype({"died": object})
+    .assign(died=lambda t: t["died"].where(t["hospital"] != "C", "")), LABEL, sites=["A", "B"],
+    says=["C: no row has died, so that the site is left out"])
+add("names that differ by case", of_sites(B=lambda one: one.rename(columns={"age": "Age", "died": "DIED "})), at=".",
+    sites=2, rows=N, has=["age"], says=["B_hospital.csv: Age, DIED are read as age, died"])
+add("a column more at one site", of_sites(B=lambda one: one.assign(extra=1)), at=".",
+    refused=("B_hospital.csv", "--leave-out extra"), leads=dict(sites=2, rows=N, lacks=["extra"]))
+add("outcomes in other words", of_sites(A=lambda one: one.replace({"died": {0: "alive", 1: "dead"}}),
+    B=lambda one: one.replace({"died": {0: "survived", 1: "died"}})), at=".", sites=2, classes=["alive", "dead"],
+    says=["B_hospital: survived, died are read as alive, dead"])
+add("outcomes in words that do not say which", of_sites(B=lambda one: one.replace({"died": {0: 2, 1: 1}})), at=".",
+    refused=("labels differ between sites", "--classes 0,1,2"))
+add("decimal commas at one site", lambda root: base().astype({"crp": object}).assign(crp=lambda t:
+    t["crp"].astype(str).where(t["hospital"] != "B", t["crp"].astype(str).str.replace(".", ","))), LABEL,
+    kinds={"crp": "number"}, says=["is read as"])
+add("thousands with spaces", table(plt=lambda r, t: [f"{v:,}".replace(",", "\u202f") for v in
+    r.integers(9e4, 4e5, len(t))]), LABEL, kinds={"plt": "number"}, says=["plt: "])
+add("one unit in all cells", table(drop=["age"], Alter=lambda r, t: [f"{v} Jahre" for v in r.integers(20, 90, len(t))]),
+    LABEL, kinds={"Alter": "number"})
+add("two units in the cells", table(crea=lambda r, t: [f"{v} µmol/l" if k % 2 else f"{v / 88.4:.2f} mg/dl"
+    for k, v in enumerate(r.integers(50, 120, len(t)))]), LABEL, refused=("crea", "--leave-out crea"),
+    leads=dict(lacks=["crea"]))
+add("an amount in percent", table(drop=["died"], remission=lambda r, t: [f"{v}%" for v in r.integers(0, 99, len(t))]),
+    "--label remission", refused=("--kind regression",), leads=dict(kind="regression"))
+
+
+def days(form, first="2020-01-01", most=900):
+    """Dates as ``strftime`` writes them; "" as Excel counts."""
+
+    def made(rng, t):
+        found = pd.Timestamp(first) + pd.to_timedelta(rng.integers(0, most, len(t)), "D")
+        return found.strftime(form) if form else (found - pd.Timestamp("1899-12-30")).days
+
+    return made
+
+
+DAYS_SINCE = f"{LABEL} --since admission_date"
+for what, form in {"Excel's numbers": "", "numbers such as 20200131": "%Y%m%d", "days before months": "%d/%m/%Y",
+                   "names of months": "%d-%b-%Y", "SAS": "%d%b%Y"}.items():  # fmt: skip
+    both = table(admission_date=days(form), op_date=days(form, "2022-07-01"))
+    add(f"dates as {what}", both, DAYS_SINCE, kinds={"op_date": "days"}, lacks=["admission_date"])
+    add(f"dates as {what} are no numbers", both, LABEL, lacks=["admission_date", "op_date"], says=["dates (--since"])
+add("dates that each site writes otherwise", table(admission_date=days("%Y-%m-%d"), op_date=lambda r, t: np.where(
+    t["hospital"] == "A", days("%d.%m.%Y", "2022-07-01")(r, t), days("%m/%d/%Y", "2022-07-01")(r, t))), DAYS_SINCE,
+    kinds={"op_date": "days"})
+add("dates of two-digit years", table(admission_date=days("%d.%m.%y"), op_date=days("%d.%m.%y")), DAYS_SINCE,
+    lacks=["op_date"], says=["nothing says the century", "counts nothing"])
+add("two outcomes", table(drop=["died"], mortality_30d=pick(0, 1), readmission_30d=pick(0, 1)),
+    refused=("--label mortality_30d", "--label readmission_30d"), leads=dict(label="mortality_30d",
+    lacks=["readmission_30d"]))
+add("German, UTF-16", written("utf-16", dict(hospital="Klinik", age="Alter", sex="Geschlecht", crp="CRP (mg/l)",
+    died="Verstorben", pat="PatNr")), sites=3, label="Verstorben", has=["Alter", "CRP (mg/l)"], lacks=["PatNr"])
+add("French, Latin-1", written("latin-1", dict(hospital="Hôpital", age="Âge", died="Décès", pat="N° patient",
+    los="Durée de séjour"), visits=2, los=ints(1, 30)), sites=3, label="Décès", patient="N° patient", has=["Âge"],
+    lacks=["Durée de séjour"], says=["Durée de séjour: its name"])
+add("Spanish", written("utf-8", dict(hospital="Centro", age="Edad", died="Fallecido", pat="NHC",
+    los="estancia_hospitalaria"), visits=2, los=ints(1, 30)), sites=3, label="Fallecido", patient="NHC",
+    lacks=["estancia_hospitalaria", "Centro"])
+add("ids that hospitals share", table(visits=4, patient_id=of(lambda t: t.groupby("hospital")["who"].transform(
+    lambda own: pd.factorize(own)[0] + 1))), LABEL, patient="patient_id", sites=3, lacks=["patient_id"],
+    says=["20 names of patients stand at several sites", "240 rows of 60 patients"])
+
 # Near copies across patients.
 LABS = {name: lambda r, t: r.normal(50, 9, len(t)).round(2) for name in ("na", "k", "ca", "hb", "alb")}
 
@@ -574,5 +666,5 @@ add("contrasts of volumes by their slices, as BraTS names them", named_by_contra
 add("channels of nnU-Net by their slices", named_by_contrast(["0000", "0001"], "imagesTr", "nii.gz"), "--slices 3",
     at=".", rows=48, kind="segmentation", says=["have 2 contrasts each"])
 add("contrasts of whole volumes", named_by_contrast(["t1", "t2"], "{patient}", "nii.gz"), "--kind volume-segmentation",
-    at=".", refused=("contrasts of whole volumes are not read", "--slices"))
+    at=".", kind="volume-segmentation", rows=24, sites=1, says=["24 images have 2 contrasts each"])
 add("numbers in names are no contrasts", named_by_contrast(["0001", "0002"]), at=".", rows=48, unsaid=["contrasts"])

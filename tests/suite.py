@@ -97,6 +97,7 @@ DEPLOYED = {
     "life": "hospitals",
     "page": "hospitals",
     "cut": "hospitals",
+    "five": "hospitals",
 }
 """The files test_deploy_*, in the order in which they come, before all others: file -> group, which one worker runs.
 

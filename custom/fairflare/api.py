@@ -552,6 +552,8 @@ class Federation:
         repeats: int | None = None,
         threshold: float | None = None,
         worthwhile: float = 0.0,
+        own_model: str = "ridge",
+        shared_patients: bool = False,
         out: Paths | None = None,
         workers: int | None = 1,
         force: bool = False,
@@ -569,6 +571,8 @@ class Federation:
             repeats: deals of folds; None: 10, where models are compared 3.
             threshold: the risk from which on the clinic treats, in (0, 1).
             worthwhile: the smallest net benefit per patient that matters.
+            own_model: of a hospital alone: "ridge", "trees", or "module.Name" of a class in a file of yours.
+            shared_patients: some patients are at several hospitals, and are dealt alike.
             out: the folder, for ``decision.json``, ``join.html``, sheets and models; by default one below ``runs``.
             workers: processes that compute side by side.
             force: makes all runs again.
@@ -589,7 +593,7 @@ class Federation:
         from fairflare.studies.join import asked, measure
 
         compared = methods or bool(others)
-        plan = Plan(folds, repeats or (3 if compared else 10), threshold, worthwhile)
+        plan = Plan(folds, repeats or (3 if compared else 10), threshold, worthwhile, own_model, shared_patients)
         question = asked([one.config for one in (self, *others)], plan, compared)
         folder = Path(out) if out is not None else Path(f"{default_folder(self.config)}-decision")
         with as_before(self._named, progress):

@@ -72,6 +72,13 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
     return LINK.sub(moved, markdown)
 
 
+def on_post_page(output: str, page: Any, config: Any) -> str:
+    """What a keyboard and a screen reader need beyond the theme: what scrolls can be reached, the search has a name."""
+    output = output.replace("<pre><span></span><code>", '<pre tabindex="0"><span></span><code>')
+    output = output.replace("<table>", '<table tabindex="0">')
+    return output.replace('role="dialog"', 'role="dialog" aria-label="Search"')
+
+
 def methods() -> str:
     """Every method as ``fairflare list --json`` tells of it, with a field that filters the rows."""
     from fairflare.studies.describe import method_rows

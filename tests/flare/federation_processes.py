@@ -30,6 +30,8 @@ ROOT = Path(__file__).parents[2]
 SCRIPTS = ROOT / "poc_workspace"
 LIMIT = 300
 """Seconds for one command."""
+NVFLARE = ["-m", "nvflare.cli", "--connect-timeout", "60"]
+"""FLARE's command for Python, which by itself waits five seconds for a login: a busy machine's server answers later."""
 
 
 def free_port():
@@ -81,11 +83,11 @@ class Federation:
         """A subcommand of the script."""
         return _call([str(self.script), *map(str, arguments)], self.environment, check)
 
-    def nvflare(self, *arguments, kit, check=True):
-        """FLARE's own command line, as the owner of ``kit``; its JSON."""
-        command = [str(self.python), "-m", "nvflare.cli", "--format", "json", *map(str, arguments)]
+    def nvflare(self, *arguments, kit, check=True, table=False):
+        """FLARE's own command line, as the owner of ``kit``; its JSON, or its table for people."""
+        command = [str(self.python), *NVFLARE, *(() if table else ("--format", "json")), *map(str, arguments)]
         done = _call([*command, "--startup-kit", str(self.kits / kit)], self.cli, check, self.folder / "home")
-        return json.loads(done.stdout.strip().splitlines()[-1])
+        return done.stdout if table else json.loads(done.stdout.strip().splitlines()[-1])
 
     def fairflare(self, *arguments, check=True):
         """This package's command line."""
@@ -140,9 +142,27 @@ class Federation:
         """A session of the owner of ``kit``; no process is started for a question."""
         return Server(*find_kit("prod", self.kits / kit))
 
-    def registrations(self, name):
+    def registered(self, name):
         """How often a site has told its log that the server knows it."""
-        return (self.kits / name / "log.txt").read_text().count("Successfully registered client")
+        log = self.kits / name / "log.txt"
+        return log.read_text().count("Successfully registered client") if log.is_file() else 0
+
+    def start(self, name, *before, **more):
+        """Start a kit's daemon by the command ``before``; what it prints goes to ``NAME.printed``."""
+        more["PATH"] = f"{self.python.parent}{os.pathsep}{self.environment['PATH']}"
+        with (self.folder / f"{name}.printed").open("w") as out:
+            subprocess.run(
+                [*before, "./startup/start.sh"], cwd=self.kits / name, env=self.environment | more, check=True,
+                stdin=subprocess.DEVNULL, stdout=out, stderr=out, timeout=60,
+            )  # fmt: skip
+
+    def kill(self, name):
+        """All of a kit's owner's processes, the parent first, which starts again whatever ends without it."""
+        for process in sorted(self.running_for(name).values(), key=lambda one: one.pid):
+            process.kill()
+        until(lambda: not self.running_for(name), 30)
+        for file in ("pid.fl", "daemon_pid.fl"):
+            (self.kits / name / file).unlink(missing_ok=True)
 
     def states(self):
         """The server's state folders, one per federation that a job has begun."""
@@ -159,8 +179,9 @@ class Hub(Federation):
     """A federation in whose folder the commands of a page are typed."""
 
     def type(self, block):
-        """Run a block of commands; what they print. Processes that stay hold no pipe of it."""
+        """Run a block of commands; what they print. Processes that stay hold no pipe of it, and write on elsewhere."""
         said = self.folder / "said.txt"
+        said.unlink(missing_ok=True)
         path = os.pathsep.join(map(str, (self.folder / "bin", self.python.parent, self.cli["PATH"])))
         with said.open("w") as file:
             done = subprocess.run(
@@ -175,7 +196,7 @@ class Hub(Federation):
         (self.folder / "bin").mkdir()
         for name, command in (
             ("fairflare", f"{sys.executable} -m fairflare"),
-            ("nvflare", f"{self.python} -m nvflare.cli"),
+            ("nvflare", shlex.join([str(self.python), *NVFLARE])),
         ):
             (self.folder / "bin" / name).write_text(f'#!/bin/sh\nexec {command} "$@"\n')
             (self.folder / "bin" / name).chmod(0o700)
@@ -187,9 +208,6 @@ class Hub(Federation):
             self.type(f"cd {self.kits / name} && ./startup/start.sh")
         until(lambda: all(self.registered(name) > before[name] for name in names if name != "localhost"))
 
-    def registered(self, name):
-        return self.registrations(name) if (self.kits / name / "log.txt").is_file() else 0
-
 
 def processes():
     """poc_workspace/federation.py as a module."""
@@ -200,18 +218,24 @@ def processes():
 
 
 @contextlib.contextmanager
-def federation(script, folder, *options, **more):
-    """A started federation; its processes end whatever happens within."""
-    made = Federation(script, folder, **more)
+def ended(made):
+    """A federation whose processes and folder are gone after this, whatever happens within."""
     try:
-        made.sh("prepare", *options)
-        made.sh("start")
         yield made
     finally:
         made.sh("stop", check=False)
         for process in made.running():
             process.kill()
-        shutil.rmtree(folder, ignore_errors=True)
+        shutil.rmtree(made.folder, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def federation(script, folder, *options, **more):
+    """A started federation."""
+    with ended(Federation(script, folder, **more)) as made:
+        made.sh("prepare", *options)
+        made.sh("start")
+        yield made
 
 
 def image(target):

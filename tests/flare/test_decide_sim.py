@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A decision in FLARE's simulator, in the clear and with sums in secret: the numbers of one place."""
+"""A decision in FLARE's simulator: the numbers of one place, and what a lying site or a curious server gets."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import json
 
 import pytest
 
+from fairflare.core.errors import RunFailed
 from fairflare.decision.sums import Plan
 from fairflare.studies.join import Question, measure, measure_by_job
 from own_folder import write_tables
@@ -14,11 +15,71 @@ from own_folder import write_tables
 SITES = ("east", "inner", "north", "south", "west")
 
 
+LIAR = """
+import numpy as np
+from fairflare.decision import decide, sums
+
+honest = decide.Site.terms
+
+
+def lying(self, known):
+    part = np.array(honest(self, known))
+    if self.name == "west" and known.next == sums.SCALES:
+        part[: len(known.plan.estimands)] *= 1e9
+    return part.tolist()
+
+
+decide.Site.terms = lying
+"""
+"""A site that claims more weight than its patients have: without a check it speaks for all others."""
+CURIOUS = """
+from fairflare.engine.exchanges import decide
+
+
+def run(self, ended):
+    *_, (found, gone) = [self._sums(ended, dict(ended.models)) for _ in range(3)]
+    about = {"exchange": "decide", "secure": False, "hospitals": sorted(ended.models), "sites": {}}
+    return {**about, "failed": f"{found} " + " ".join(f"{one.site}: {one.code}" for one in gone)}, gone
+
+
+decide.DecideAtServer.run = run
+"""
+"""A server that makes all sums a third time."""
+
+
+def question_on(folder, sites=SITES):
+    values = {"datalists": str(folder), "site_names": ",".join(sites), "labels": "lived,died", "label": "outcome"}
+    return Question("tabular", plan=Plan(2, 1), choices={"values": {**values, "features": "age,score"}})
+
+
+def with_plugin(monkeypatch, tmp_path, text):
+    (tmp_path / "attack.py").write_text(text)
+    monkeypatch.setenv("FAIRFLARE_PLUGINS", str(tmp_path / "attack.py"))
+
+
+def test_a_site_that_lies_in_its_sums_is_left_out(tmp_path, monkeypatch):
+    folder = write_tables(tmp_path / "tables", SITES)
+    expected = measure(question_on(folder, SITES[:4]), tmp_path / "local")["sites"]
+    with_plugin(monkeypatch, tmp_path, LIAR)
+    found = measure_by_job(question_on(folder), tmp_path / "sim", env="sim")
+    assert found["hospitals"] == list(SITES[:4]) == list(found["sites"])
+    assert {site: row["verdict"] for site, row in found["sites"].items()} == {
+        site: row["verdict"] for site, row in expected.items()
+    }
+
+
+def test_a_server_that_asks_a_third_time_gets_nothing(tmp_path, monkeypatch):
+    folder = write_tables(tmp_path / "tables", SITES)
+    with_plugin(monkeypatch, tmp_path, CURIOUS)
+    with pytest.raises(RunFailed, match="None .*west") as failed:
+        measure_by_job(question_on(folder), tmp_path / "sim", env="sim")
+    assert all(site in str(failed.value) for site in SITES)
+
+
 @pytest.mark.parametrize("secure", [False, True])
 def test_the_simulator_gives_the_numbers_of_one_place(secure, tmp_path):
     folder = write_tables(tmp_path / "tables", SITES)
-    values = {"datalists": str(folder), "site_names": ",".join(SITES), "labels": "lived,died", "label": "outcome"}
-    question = Question("tabular", plan=Plan(2, 1), choices={"values": {**values, "features": "age,score"}})
+    question = question_on(folder)
     expected = measure(question, tmp_path / "local")
     found = measure_by_job(question, tmp_path / "sim", env="sim", secure=secure)
     rows = found["sites"]

@@ -138,10 +138,10 @@ def loses_its_client(poc, state, run, folder):
         old = poc.running_for("site-2")
         words = old["job"].info["cmdline"]
         assert old["job"].pid == job.pid
-        registered = poc.registrations("site-2")
+        registered = poc.registered("site-2")
         old["service"].kill()
         until(lambda: set(poc.running_for("site-2")) == {"daemon", "service"}, 60)
-        until(lambda: poc.registrations("site-2") > registered)
+        until(lambda: poc.registered("site-2") > registered)
         assert poc.running_for("site-2")["service"].pid != old["service"].pid
         assert child.poll() is None and list(rounds(state)) == [1, 2], "the round waits for the site"
         poc.nvflare("job", "abort", words[words.index("-n") + 1], "--force", kit=ADMIN)

@@ -2,10 +2,9 @@
 """A federation's life by the commands of docs/life.md: late, renewed, replaced, left and new hospitals."""
 
 import json
-import shutil
 
 import pytest
-from federation_processes import Hub, blocks, check_run
+from federation_processes import Hub, blocks, check_run, ended
 
 from fairflare.cli.main import main
 from fairflare.engine.audit import verify
@@ -34,8 +33,7 @@ class Living(Hub):
 
 @pytest.fixture
 def hub(tmp_path):
-    made = Living("provisioned.sh", tmp_path / "hub")
-    try:
+    with ended(Living("provisioned.sh", tmp_path / "hub")) as made:
         made.sh("prepare")
         made.commands()
         write_tables(made.folder / "tables", SITES)
@@ -44,11 +42,6 @@ def hub(tmp_path):
         for site in SITES[:3]:
             made.site_file(site)
         yield made
-    finally:
-        made.sh("stop", check=False)
-        for process in made.running():
-            process.kill()
-        shutil.rmtree(made.folder, ignore_errors=True)
 
 
 def test_the_commands_of_the_page(hub, tmp_path, monkeypatch):
@@ -56,7 +49,7 @@ def test_the_commands_of_the_page(hub, tmp_path, monkeypatch):
     page, run = blocks("life.md"), hub.folder / "run"
     hub.begin("localhost", "hospital-a", "hospital-b")
     said = hub.type(page["The first segment"])
-    assert "not connected, so that the job starts without: hospital-c; the next segment takes them up" in said
+    assert "the job starts without sites that the next segment takes up; missing: hospital-c; a site that runs" in said
     first = verify(run / "audit.jsonl")[0]
     assert first["sites"] == SITES[:2] and first["rejected"]["hospital-c"]["code"] == "absent"
     assert "hospital-c is named and was not connected at the start" in (run / "log.txt").read_text()

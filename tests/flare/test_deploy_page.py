@@ -3,12 +3,12 @@
 
 import json
 import os
-import shutil
+import re
 import sys
 from pathlib import Path
 
 import pytest
-from federation_processes import LIMIT, ROOT, Hub, blocks, check_run, until
+from federation_processes import LIMIT, ROOT, Hub, blocks, check_run, ended, until
 
 from own_folder import write_tables
 
@@ -19,18 +19,30 @@ LEAD = "lead@clinic-a.org"
 
 @pytest.fixture
 def hub(tmp_path):
-    made = Hub("provisioned.sh", tmp_path / "hub")
-    (made.folder / "home").mkdir(parents=True)
-    (made.folder / "poc_workspace").symlink_to(ROOT / "poc_workspace")
-    made.python = Path(sys.executable)  # which has the package, as the page's machines have
-    made.commands()
-    write_tables(made.folder / "tables", SITES)
-    try:
+    with ended(Hub("provisioned.sh", tmp_path / "hub")) as made:
+        (made.folder / "home").mkdir(parents=True)
+        (made.folder / "poc_workspace").symlink_to(ROOT / "poc_workspace")
+        made.python = Path(sys.executable)  # which has the package, as the page's machines have
+        made.commands()
+        write_tables(made.folder / "tables", SITES)
         yield made
-    finally:
-        for process in made.running():
-            process.kill()
-        shutil.rmtree(made.folder, ignore_errors=True)
+
+
+def check_the_reason_of_a_failed_job(hub):
+    """The last line, FLARE's command and its console name site, cause and the file with the traceback."""
+    (state := hub.kits / "hospital-b" / "fairflare_state").rename(hub.folder / "kept")
+    state.touch()  # no folder can be made there
+    asked = ["--task", "support2:dirichlet", "--sites", "3", "--set", f"clients={','.join(SITES)}", "--rounds", "1"]
+    where = ["--set", "min_sites=3", "--env", "prod", "--kit", hub.kits / LEAD, "--out", hub.folder / "failed"]
+    done = hub.fairflare("run", "fedavg", *asked, *where, check=False)
+    last, job = done.stderr.strip().splitlines()[-1], re.search(r"job (\S+): submitted", done.stderr)[1]
+    reason = "hospital-b: site_error (EXECUTION_EXCEPTION DataError not_writable)"
+    place = f"traceback in {job}/app_SITE/fairflare_errors.txt of that site's kit"
+    assert list((hub.kits / "hospital-b").glob(f"{job}/app_*/fairflare_errors.txt")), "it is there"
+    until(lambda: hub.meta(job, LEAD).get("fairflare_reason"), 60)
+    shown = hub.nvflare("job", "meta", job, kit=LEAD, table=True)
+    for text in (last, shown, hub.console(LEAD, LEAD, f"get_job_meta {job}")):
+        assert reason in text and place in text and str(hub.kits) not in text, text
 
 
 @pytest.mark.timeout(1800)
@@ -39,6 +51,8 @@ def test_the_blocks_of_the_page_in_its_order(hub):
     port = f"sed -i 's/8102/{hub.port}/' project.yml\n"  # the page's may be in use
     said = {}
     for name, block in page.items():
+        if name.startswith("The end"):
+            check_the_reason_of_a_failed_job(hub)
         said[name] = hub.type(block.replace("nvflare provision", f"{port}nvflare provision"))
         if "start.sh" in block:
             until(lambda: all(hub.registered(site) for site in SITES), LIMIT)

@@ -69,6 +69,15 @@ def test_fedufo_through_the_console_from_given_weights(poc, tmp_path):
     check_run(run, expected)
 
 
+def test_a_head_on_a_body_that_the_job_brings_with_updates_of_16_bits(poc, tmp_path):
+    in_process(tmp_path / "body", "fedavg", *TWO, "--rounds", "1", "--set", "model=mlp")
+    own = [*TWO, "--rounds", "2", "--set", "model=mlp", "--init-from", tmp_path / "body", "--tune", "head"]
+    own += ["--set", "exchange=bfloat16"]
+    expected = in_process(tmp_path / "local", "fedheal", *own)
+    poc.fairflare("run", "fedheal", *own, "--env", "poc", "--kit", poc.kits / LEAD, "--out", tmp_path / "run")
+    check_run(tmp_path / "run", expected)
+
+
 def test_a_model_is_evaluated_at_sites_that_never_trained(poc, tmp_path):
     """Two of the POC's sites have labelled tables of their own, one of them with a larger minimum."""
     in_process(tmp_path / "run", "fedavg", "--datalists", write_tables(tmp_path / "trained"), *OWN, "--rounds", "2")

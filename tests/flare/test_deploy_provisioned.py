@@ -51,10 +51,10 @@ def strict(three):
     samples = [("hospital-b", "authorization.json"), ("hospital-c", "resources.json"), ("hospital-c", FILES[0])]
     for site, name in samples:
         (local(three, site) / name).write_text((ROOT / "poc_workspace" / "local" / name).read_text())
-    before = {site: three.registrations(site) for site in HOSPITALS}
+    before = {site: three.registered(site) for site in HOSPITALS}
     with composed(three) as services:
         assert set(services) == {"server", *HOSPITALS}
-        until(lambda: all(three.registrations(site) > before[site] for site in HOSPITALS))
+        until(lambda: all(three.registered(site) > before[site] for site in HOSPITALS))
         yield three
 
 
@@ -118,6 +118,30 @@ def joining(entries):
 def job_of(run):
     """Id of the job whose run this is, from the submitter's copy of the server's log."""
     return re.search(r"run=([0-9a-f-]{36})", (run / "flare_log.txt").read_text())[1]
+
+
+def test_adapters_train_on_a_body_that_no_hospital_is_sent(three, tmp_path):
+    """Each reads it from a file of its own; a hospital with another body takes no part, and says why at home."""
+    pytest.importorskip("peft")
+    own = ["--datalists", three.tables, "--kind", "tabular", "--classes", "lived,died", "--rounds", "2", "--no-solo"]
+    own += [part for pair in (*COLUMNS, "model=mlp") for part in ("--set", pair)]
+    in_process(tmp_path / "body", "fedavg", *own)
+    body = (tmp_path / "body" / "model.safetensors").read_bytes()
+    tuned = [*own, "--init-from", tmp_path / "body", "--tune", "lora", "--set", "tune_rank=1", "--set", "body=site"]
+    expected = in_process(tmp_path / "local", "fedism-plus", *tuned)
+    files = [local(three, site) / "fairflare_site.yaml" for site in HOSPITALS]
+    before = [path.read_text() for path in files]
+    try:
+        for path, text in zip(files, before, strict=True):
+            path.with_name("body.safetensors").write_bytes(body)
+            path.write_text(f"{text}\nweights: body.safetensors\n")
+        prod(three, LEAD, "fedism-plus", *tuned, out=tmp_path / "run")
+        check_run(tmp_path / "run", expected)
+        sent = [one for path in three.kits.glob(f"hospital-*/{job_of(tmp_path / 'run')}") for one in path.rglob("*")]
+        assert sent and not [one for one in sent if one.is_file() and one.read_bytes() == body]
+    finally:
+        for path, text in zip(files, before, strict=True):
+            path.write_text(text)
 
 
 def test_a_decision_gives_the_numbers_of_one_place_and_each_hospital_keeps_its_own_answer(three, tmp_path):
@@ -321,10 +345,3 @@ def test_the_sample_settings_name_what_there_is(tmp_path):
     roles = json.loads((samples / "authorization.json").read_text())["permissions"]
     assert {role: rights.get("byoc", "none") for role, rights in roles.items()} == dict.fromkeys(roles, "none")
     assert json.loads((samples / "privacy.json").read_text())["default_scope"] == "clipped"
-
-
-def test_stop_leaves_nothing_running(three):
-    """The last test of this file: the federation is gone after it."""
-    assert three.running()
-    three.sh("stop")
-    assert not three.running()

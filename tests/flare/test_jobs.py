@@ -78,6 +78,10 @@ def test_production_export_keeps_flares_intervals(tmp_path):
     assert "task_request_interval" not in (made / "app_server" / "config" / "config_fed_server.json").read_text()
     assert "task_fetch_interval" not in (made / "app_sites" / "config" / "config_fed_client.json").read_text()
     assert (made / "app_sites" / "custom" / "fairflare" / "flare" / "executor.py").is_file()
+    texts = [file.read_text() for file in made.glob("app_*/config/*.json")]
+    classes = {one for text in texts for one in re.findall(r'"path": "\S+\.(\w+)"', text)}
+    assert [text.count('"config": {') for text in texts] == [1, 1] and "FairPersistor" in classes
+    assert not [one for one in classes if f"| `{one}` |" not in (made / "README.md").read_text()], "each has its reason"
 
 
 @pytest.mark.parametrize("poll, asked, looked", [(None, None, 0.5), (0.25, 0.25, 0.25), (1.0, 1.0, 0.5)])

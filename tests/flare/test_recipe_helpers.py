@@ -81,10 +81,11 @@ def test_filters_of_a_job_s_own_run_before_the_egress_filter(method, settings, t
     assert chains(exported(made, tmp_path / "second")[1]) == expected
 
 
-def test_a_plain_job_has_one_chain_and_nothing_more_of_ours_at_the_server(tmp_path):
+def test_a_plain_job_has_one_chain_and_two_classes_of_ours_at_the_server(tmp_path):
     server, client = exported(recipe(), tmp_path)
     ours = [one["path"] for one in server["workflows"] + server["components"] if one["path"].startswith("fairflare")]
-    assert ours == ["fairflare.flare.controller.FairController"]  # what docs/deployment.md has a server allow
+    names = ("controller.FairController", "persistor.FairPersistor")
+    assert ours == [f"fairflare.flare.{name}" for name in names]  # what docs/deployment.md has a server allow
     (chain,) = client["task_result_filters"]
     assert sorted(chain["tasks"]) == sorted(TASKS) and [one["path"] for one in chain["filters"]] == [EGRESS]
 

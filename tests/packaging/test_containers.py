@@ -53,29 +53,34 @@ def test_the_composition_mounts_every_kit_and_starts_what_kits_bring(kits):
     assert (ROOT / "requirements.lock.txt").exists()
 
 
+RUNTIMES = [("docker", "server"), ("k8s", "server"), ("k8s", "hospital-a"), ("slurm", "hospital-b")]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("runtime, name", [("docker", "server"), ("k8s", "hospital-a"), ("slurm", "hospital-b")])
+@pytest.mark.parametrize("runtime, name", RUNTIMES)
 def test_flare_prepares_kits_for_each_runtime(runtime, name, kits, tmp_path):
-    nvflare(
-        "deploy",
-        "prepare",
-        kits / name,
-        "--output",
-        tmp_path / "kit",
-        "--config",
-        HERE / f"{runtime}.yaml",
-        cwd=tmp_path,
-    )
-    assert f"{runtime}_launcher" in (tmp_path / "kit" / "local" / "resources.json.default").read_text()
+    to, config = tmp_path / "kit", HERE / f"{runtime}.yaml"
+    nvflare("deploy", "prepare", kits / name, "--output", to, "--config", config, cwd=tmp_path)
+    assert f"{runtime}_launcher" in (to / "local" / "resources.json.default").read_text()
     if runtime == "k8s":
-        values = yaml.safe_load((tmp_path / "kit" / "helm_chart" / "values.yaml").read_text())
-        assert (
-            values["securityContext"]["runAsNonRoot"]
-            and values["image"]["repository"] == "registry.example.org/fairflare-site"
-        )
-        assert (
-            values["image"]["tag"] == __version__ and "pullPolicy" in values["image"]
-        )  # which k8s.yaml says how to set
+        check_manifests(to / "helm_chart", name)
+
+
+def check_manifests(chart, name):
+    """What Helm makes of a chart passes Kubernetes' schema, which refuses what it does not know."""
+    helm, kubernetes = pytest.importorskip("helm_python"), pytest.importorskip("kubernetes_validate")
+    with helm.Chart.load(str(chart)) as loaded:  # with the option that k8s.yaml advises
+        files = loaded.render({"image": {"pullPolicy": "IfNotPresent"}}, name=name, namespace="fairflare")
+    made = {one["kind"]: one for text in files.values() for one in yaml.safe_load_all(text) if one}
+    for one in made.values():
+        kubernetes.validate(one, kubernetes.latest_version(), strict=True)
+    pod = made["Deployment"]["spec"]["template"]["spec"]
+    assert pod["securityContext"]["runAsNonRoot"] and pod["containers"][0]["imagePullPolicy"] == "IfNotPresent"
+    assert pod["containers"][0]["image"] == f"registry.example.org/fairflare-site:{__version__}"
+    assert {"Service", "ServiceAccount", "Role", "RoleBinding"} < set(made)
+    pod["securityContext"]["runAsNoneRoot"] = True
+    with pytest.raises(kubernetes.ValidationError, match="runAsNoneRoot"):
+        kubernetes.validate(made["Deployment"], kubernetes.latest_version(), strict=True)
 
 
 def test_the_server_s_image_has_no_cuda_and_every_other_package(tmp_path):

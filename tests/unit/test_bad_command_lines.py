@@ -277,7 +277,7 @@ def tasks_and_methods():
         "mean=nan,nan,nan",
         "size=0",
         "size=99999",
-        "channels=2",
+        "channels=0",
         "model={",
         "model=[]",
         "model={}",

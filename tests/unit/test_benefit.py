@@ -405,7 +405,7 @@ def test_the_sentence_names_those_who_lose_most_first():
     ]
     assert sentence([*rows, row("E", None, None, None)], "AUC").replace("\N{MINUS SIGN}", "-") == (
         "Joining (AUC): 1 of 5 sites gains (A: +0.050 [+0.010, +0.090]), 2 lose (C: -0.300 [-0.400, -0.200]; "
-        "B: -0.100 [-0.200, -0.050]), 1 cannot be told, 1 without an answer."
+        "B: -0.100 [-0.200, -0.050]), 1 with too few patients to tell, 1 without an answer."
     )
 
 

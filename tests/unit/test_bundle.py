@@ -108,7 +108,7 @@ def test_monais_evaluator_scores_as_the_report_does(exports, runs, data, name, m
     evaluator.run()
     (found,) = evaluator.state.metrics.values()
     metric = {"mednist": "accuracy", "spleen": "dice"}[name]
-    assert found == pytest.approx(reported(runs[name, "fedavg"], site)["metrics"][metric], abs=1e-6)
+    assert found == pytest.approx(reported(runs[name, "fedavg"], site)[metric], abs=1e-6)
 
 
 @pytest.mark.parametrize("name", KINDS)

@@ -12,18 +12,12 @@ import pytest
 import torch
 
 from cases import each
+from command_line import call
 from fairflare.cli import main as cli
 from fairflare.cli.main import main
 from fairflare.engine.files import read_tensors, save_tensors
 
 RUN = ["run", "fedavg", "--task", "support2", "--rounds", "1"]
-
-
-def call(capsys, *arguments):
-    with pytest.raises(SystemExit) as stop:
-        main([str(a) for a in arguments])
-    streams = capsys.readouterr()
-    return stop.value.code, streams.out, streams.err
 
 
 @pytest.fixture(scope="module")

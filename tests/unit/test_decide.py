@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from pathlib import Path
 
@@ -14,9 +15,9 @@ from scipy.special import expit
 from scipy.stats import norm
 
 from cases import each
+from fairflare.core.errors import UserError
 from fairflare.decision import decide as deciding
-from fairflare.decision import regression, validation, verdicts
-from fairflare.decision.decide import decide
+from fairflare.decision import regression, sums, validation, verdicts
 from fairflare.decision.estimands import (
     Estimate,
     Folds,
@@ -28,9 +29,11 @@ from fairflare.decision.estimands import (
 )
 from fairflare.decision.heterogeneity import average, posteriors
 from fairflare.decision.mix import NO_MIX, right_part, safe_mix
+from fairflare.decision.own import maker
 from fairflare.decision.regression import MEMBER, OUTSIDE, OWN, Hospital
-from fairflare.decision.study import numbers, row_from, row_of, sentence, told
-from fairflare.decision.sums import EM_AT, MODELS, REFITS_AT, Plan
+from fairflare.decision.study import folds_of as dealing
+from fairflare.decision.study import numbers, on_components, row_from, row_of, sentence, told
+from fairflare.decision.sums import EM_AT, FOLDS_AT, REFITS_AT, Plan
 from fairflare.decision.verdicts import (
     ADDS,
     ALONE,
@@ -52,6 +55,7 @@ from fairflare.tasks.folds import dealt
 from fairflare.tasks.metrics import auc
 
 FEATURES = 4
+PLAN = Plan(5, 2, 0.3)
 TRUE = np.array([-0.5, 0.8, -0.6, 0.4, 0.0])
 
 
@@ -77,6 +81,10 @@ def folds_of(hospitals):
         for name, one in hospitals.items()
         if not too_few(one)
     }
+
+
+def decide(hospitals, dealt_to=None, plan=PLAN, **how):
+    return deciding.decide(hospitals, folds_of(hospitals) if dealt_to is None else dealt_to, plan, **how)
 
 
 def loss(at, x, y):
@@ -288,21 +296,24 @@ def test_detectors_say_why_nothing_is_told():
     fine = {"U": Estimate(0, 1, 80, 1.75), "J": Estimate(0, 1, 80, 1.75)}
     outside, features = regression.train(others).coefficients, Others.of(others)
 
+    def slope_of(hospital):
+        return validation.calibration(hospital, hospital.x @ outside).slope
+
     def code(hospital, estimates=fine, columns=None):
-        found = withheld(hospital, features, outside, estimates, columns)
+        found = withheld(hospital, features, slope_of(hospital), estimates, columns)
         return found and found.code
 
     assert code(one) is None
     x = one.x.copy()
     x[:, 2] = 0.5
-    lactate = withheld(Hospital.of(x, one.y), features, outside, fine, {2: "lactate"})
+    lactate = withheld(Hospital.of(x, one.y), features, (1, 0.01), fine, {2: "lactate"})
     assert lactate == Reason("never_measured", 2) and lactate.words({2: "lactate"}).startswith("lactate has one value")
     assert code(Hospital.of(x, one.y), columns={1: "age"}) is None
     assert code(hospital(9, n=150, sign=-1.0)) == "reversed"
     few = one.y * (np.cumsum(one.y) <= 7)
-    assert withheld(Hospital.of(one.x, few), features, outside, fine) == Reason("few_events", 7)
+    assert withheld(Hospital.of(one.x, few), features, (1, 0.01), fine) == Reason("few_events", 7)
     heavy = {**fine, "J": Estimate(0, 1, 80, 1.75, largest_share=0.6)}
-    assert withheld(one, features, outside, heavy) == Reason("one_patient", 0.6)
+    assert withheld(one, features, (1, 0.01), heavy) == Reason("one_patient", 0.6)
     assert too_few(Hospital.of(one.x[:29], one.y[:29])) == Reason("few_patients", 29)
     assert too_few(Hospital.of(one.x, one.y * (np.cumsum(one.y) <= 4))) == Reason("few_outcomes", 4)
     assert too_few(one) is None
@@ -320,31 +331,31 @@ def test_a_column_was_never_measured_unless_its_value_is_likely(share, n, told):
 
 def newton_sums(known):
     """Places of the sums that trained, and those that refit."""
-    refits = [place for place in known.sums if REFITS_AT <= place < MODELS]
+    refits = [place for place in known.sums if REFITS_AT <= place < FOLDS_AT]
     return [place for place in known.sums if place < EM_AT], refits
 
 
 def test_one_training_answers_everybody():
     """No hospital has more than REFIT_SHARE of the rows; for a larger one the others train once more, without it."""
     hospitals = federation()
-    found = decide(hospitals, folds_of(hospitals), threshold=0.3)
+    found = decide(hospitals)
     trained, refit = newton_sums(found.known)
     assert 3 <= len(trained) <= 10 and not refit and set(found.answers) == set(hospitals)
     reference = regression.train(list(hospitals.values()))
     assert found.training.coefficients == pytest.approx(reference.coefficients, abs=1e-9)
     more = hospitals | {"large": hospital(20, n=900)}
-    found = decide(more, folds_of(more))
+    found = decide(more)
     trained, refit = newton_sums(found.known)
     assert found.known.refits == ("large",) and 3 <= len(refit) <= 10 and min(refit) == REFITS_AT
     outside = found.answers["large"].assessment.outside
     assert outside == pytest.approx(regression.train(list(hospitals.values())).coefficients, abs=1e-6)
-    told_alike = decide(more, folds_of(more), tell_apart=False)
+    told_alike = decide(more, tell_apart=False)
     assert not told_alike.known.refits and not newton_sums(told_alike.known)[1]
 
 
 def test_sums_give_the_posteriors_of_all_values_at_hand():
     hospitals = federation()
-    found = decide(hospitals, folds_of(hospitals), threshold=0.3)
+    found = decide(hospitals)
     for key in ("U", "D", "EJ"):
         values = {name: one.assessment.estimates[key] for name, one in found.answers.items()}
         for name, of in posteriors(values, key).items():
@@ -360,34 +371,45 @@ def test_tiny_hospitals_take_part_and_stop_nobody():
     for name in tiny:
         assert found.answers[name].verdict == Verdict(UNTOLD, UNTOLD, reason=too_few(tiny[name]))
     assert all(found.answers[name].assessment is not None for name in hospitals)
-    without = decide(hospitals, folds_of(hospitals))
+    without = decide(hospitals)
     assert not np.array_equal(found.training.coefficients, without.training.coefficients)
 
 
 def test_a_reversed_hospital_speaks_by_no_ones_regression():
     hospitals = federation()
-    assert all(one.by_regression for one in decide(hospitals, folds_of(hospitals)).answers.values())
+    assert all(one.by_regression for one in decide(hospitals).answers.values())
     hospitals["odd"] = hospital(9, n=150, sign=-1.0)
-    found = decide(hospitals, folds_of(hospitals))
+    found = decide(hospitals)
     assert not any(one.by_regression for one in found.answers.values())
     assert found.answers["odd"].verdict.reason.code == "reversed"
 
 
 def test_with_three_hospitals_each_speaks_for_itself():
     hospitals = federation(sites=3)
-    found = decide(hospitals, folds_of(hospitals))
+    found = decide(hospitals)
     assert not found.averages
     for one in found.answers.values():
         assert not one.by_regression and isinstance(one.distribution("U"), Estimate)
 
 
+def test_hospitals_whose_variances_differ_too_much_speak_for_themselves(monkeypatch):
+    """A smoothed variance of variances ten thousand times apart gave intervals wider than the score's range."""
+    hospitals = federation()
+    residuals = [decide(hospitals).known._smoothed(k).residual for k in range(2)]
+    assert 0 < max(residuals) < sums.MAX_RESIDUAL
+    monkeypatch.setattr(sums, "MAX_RESIDUAL", max(residuals) / 2)
+    found = decide(hospitals)
+    assert found.known.assessed == 6 and not found.known.pooled and not found.averages
+    assert all(isinstance(one.distribution("U"), Estimate) for one in found.answers.values())
+
+
 def test_a_worse_net_benefit_withholds_a_verdict(monkeypatch):
     hospitals = federation()
     monkeypatch.setattr(deciding, "verdict", lambda *a: Verdict(USE, SAME, 0.01))
-    found = decide(hospitals, folds_of(hospitals), threshold=0.4, worthwhile=0.0)
+    found = decide(hospitals, plan=Plan(5, 2, 0.4))
     codes = {one.verdict.reason.code for one in found.answers.values() if one.verdict.answer == UNTOLD}
     assert codes == {"net_benefit"}
-    generous = decide(hospitals, folds_of(hospitals), threshold=0.4, worthwhile=1.0)
+    generous = decide(hospitals, plan=Plan(5, 2, 0.4, 1.0))
     assert all(one.verdict.answer == USE for one in generous.answers.values())
 
 
@@ -420,8 +442,8 @@ def test_by_row_the_intervals_of_repeat_visits_fail(monkeypatch):
 
 SENTENCES = [
     ((USE, SAME), "use the others' model with your own calibration: joining adds nothing that matters"),
-    ((UNTOLD, ADDS), "cannot be told whether to share; joining adds to using"),
-    ((UNTOLD, UNTOLD, "few events: 7"), "cannot be told whether to share (few events: 7); what joining adds"),
+    ((UNTOLD, ADDS), "not clear whether to share; joining adds to using"),
+    ((UNTOLD, UNTOLD, "few events: 7"), "not clear whether to share (few events: 7); not clear whether"),
     ((UNTOLD, UNTOLD, verdicts.TOO_FEW + ": 6 patients"), "too few patients to tell: 6 patients"),
 ]
 
@@ -433,8 +455,8 @@ def test_sentences(answer, words):
 
 def test_the_numbers_that_a_hospital_tells_are_its_row():
     """Within their declared ranges; from them comes the row again, but for curves."""
-    hospitals, plan = federation(), Plan(5, 2, 0.3, 0.0)
-    found = decide(hospitals, folds_of(hospitals), threshold=0.3)
+    hospitals, plan = federation(), PLAN
+    found = decide(hospitals)
     ranges = {one.name: (one.low, one.high) for one in numbers(plan)}
     for answer in found.answers.values():
         row = row_of(answer, plan)
@@ -447,3 +469,122 @@ def test_the_numbers_that_a_hospital_tells_are_its_row():
         assert again["margin"] == pytest.approx(row["margin"])
     with pytest.raises(ValueError, match="verdict"):
         row_from({"patients": 3.0}, None)
+
+
+def test_what_joining_gives_to_others_is_the_change_of_their_member_models():
+    """One Newton step against refits without each hospital; not told of two hospitals, nor under secure sums."""
+    hospitals = federation()
+    found, dealt_to = decide(hospitals), {name: deals[0] for name, deals in folds_of(hospitals).items()}
+
+    def tested(other, left):
+        """Brier score at a hospital of the member model without another."""
+        one, losses = hospitals[other], []
+        rest = [of for key, of in hospitals.items() if key not in (left, other)]
+        for train in (dealt_to[other] != fold for fold in range(5)):
+            model = regression.train([*rest, Hospital.of(one.x[train], one.y[train])]).coefficients[None]
+            at = regression.updated(one.x, one.y, train[None].astype(float), model)[0]
+            losses.append((one.y - expit(one.x @ at))[~train] ** 2)
+        return float(np.concatenate(losses).mean())
+
+    member = {name: tested(name, "") for name in hospitals}
+    exact = [np.mean([tested(of, name) - member[of] for of in hospitals.keys() - {name}]) for name in hospitals]
+    given = [found.answers[name].gives for name in hospitals]
+    assert np.corrcoef(exact, [one.mean for one in given])[0, 1] > 0.9
+    assert [one.mean for one in given] == pytest.approx(exact, abs=7e-4)
+    assert all(one.low < value < one.high for one, value in zip(given, exact, strict=True))
+    two = dict(list(hospitals.items())[:2])
+    assert not any(one.gives for one in decide(two).answers.values())
+    assert not any(one.gives for one in decide(hospitals, tell_apart=False).answers.values())
+
+
+def test_patients_at_several_hospitals_are_in_one_fold_of_the_whole_federation():
+    """No model that tests a patient has seen this patient elsewhere, and the models are those of refits."""
+    hospitals = {
+        name: dataclasses.replace(one, identities=np.arange(len(one.y)).astype(np.uint64) + 40 * k)
+        for k, (name, one) in enumerate(federation().items())
+    }
+    plan = Plan(3, 1, 0.3, shared_patients=True)
+    folds = {name: dealing(name, one, plan) for name, one in hospitals.items()}
+    of = {}
+    for name, one in hospitals.items():
+        for identity, fold in zip(one.identities, folds[name][0], strict=True):
+            assert of.setdefault(int(identity), fold) == fold
+    found = decide(hospitals, folds, plan)
+    for fold in range(3):
+        kept = {n: Hospital.of(h.x[folds[n][0] != fold], h.y[folds[n][0] != fold]) for n, h in hospitals.items()}
+        without = regression.train(list(kept.values()))
+        assert found.known.without_folds[fold].coefficients == pytest.approx(without.coefficients, abs=1e-5)
+        outside = regression.train([one for name, one in kept.items() if name != "h3"]).coefficients
+        tested = folds["h3"][0] == fold
+        logits = found.answers["h3"].assessment.logits[tested]
+        assert logits == pytest.approx((hospitals["h3"].x @ outside)[tested], abs=0.05)
+    assert not found.known.refits and plan.design.stretch(0.1) == 1
+    with pytest.raises(UserError, match="h0: expected a table with the column patient"):
+        dealing("h0", hospital(0), plan)
+
+
+CONSTANT = """
+import numpy as np
+
+
+class Constant:
+    def fit(self, x, y):
+        self.share = y.mean()
+
+    def predict_proba(self, x):
+        return np.tile([1 - self.share, self.share], (len(x), 1))
+
+
+class Other:
+    pass
+"""
+"""A brought model that knows nothing but the share of the outcome."""
+
+
+@pytest.fixture
+def code(tmp_path, monkeypatch):
+    (tmp_path / "constant.py").write_text(CONSTANT)
+    monkeypatch.setenv("FAIRFLARE_CODE", str(tmp_path / "constant.py"))
+
+
+@each("kind", ["trees", "constant.Constant"])
+def test_another_own_model_is_fitted_to_training_parts_alone(kind, code):
+    hospitals = federation()
+    plan = Plan(5, 1, own_model=kind)
+    folds = {name: deals[:1] for name, deals in folds_of(hospitals).items()}
+    found, ridge = decide(hospitals, folds, plan), decide(hospitals, folds, Plan(5, 1))
+    for name, answer in found.answers.items():
+        one, other = answer.assessment, ridge.answers[name].assessment
+        assert one.estimates["D"] == other.estimates["D"] and one.estimates["U"] != other.estimates["U"]
+        assert one.risks["ridge"] == pytest.approx(other.risks[OWN]) and not answer.by_regression
+        rows = folds[name][0] != 0
+        model = maker(kind)()
+        model.fit(hospitals[name].x[rows][:, 1:], hospitals[name].y[rows].astype(int))
+        expected = model.predict_proba(hospitals[name].x[~rows][:, 1:])[:, 1]
+        assert one.risks[OWN][0][~rows] == pytest.approx(expected)
+
+
+@each("name, words", [("forest", "module.Name"), ("constant.Other", "fit and predict_proba"), ("os.path", "imported")])
+def test_what_is_no_own_model_is_refused(name, words, code):
+    with pytest.raises(UserError, match=words):
+        maker(name)
+
+
+def test_wide_features_are_decided_on_components_of_all_rows():
+    rng = np.random.default_rng(0)
+    loadings, narrow, wide = rng.normal(size=(FEATURES, 300)), federation(), {}
+    for name, one in narrow.items():
+        x = one.x[:, 1:] @ loadings + 0.1 * rng.normal(size=(len(one.y), 300))
+        wide[name] = dataclasses.replace(one, x=np.hstack([one.x[:, :1], x]))
+    moved, count, _ = on_components(wide)
+    x = np.concatenate([one.x[:, 1:] for one in wide.values()])
+    u, s, _ = np.linalg.svd(x - x.mean(axis=0), full_matrices=False)
+    scores = np.concatenate([one.x[:, 1:] for one in moved.values()])
+    assert count == 50 and np.square(scores).mean() == pytest.approx(1)
+    alike = np.corrcoef(scores.T, (u * s)[:, :count][:, ::-1].T)[:count, count:].diagonal()
+    assert np.abs(alike) == pytest.approx(np.ones(count), abs=1e-6)
+    assert on_components(narrow)[:2] == (narrow, 0)
+    of_all, of_few = (decide(hospitals).answers for hospitals in (moved, narrow))
+    for name in narrow:
+        j = [answers[name].assessment.estimates["J"].value for answers in (of_all, of_few)]
+        assert j[0] == pytest.approx(j[1], abs=0.03)

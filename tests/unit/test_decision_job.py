@@ -15,6 +15,7 @@ from fairflare.cli.main import main
 from fairflare.core.errors import EgressRefused, RunFailed, UserError
 from fairflare.core.schema import Answer, Instruction
 from fairflare.core.types import Round
+from fairflare.data.site_config import read_site_config
 from fairflare.decision import study
 from fairflare.decision.sums import EM_AT, PLACES, Plan
 from fairflare.engine.audit import verify
@@ -238,6 +239,33 @@ def test_a_hospital_that_falls_silent(secure, asked, tmp_path, monkeypatch):
     close(found, study.content(PLAN, rows, alone.known))
 
 
+def test_patients_at_several_hospitals_are_dealt_by_a_key_that_the_server_lacks(asked, tmp_path, monkeypatch):
+    folder, files = write_tables(tmp_path / "t", SITES), tmp_path / "files"
+    files.mkdir()
+    for k, site in enumerate(SITES):
+        head, *rows = (folder / f"{site}.csv").read_text().splitlines()
+        named = [f"{head},patient", *(f"{row},P{40 * k + i}" for i, row in enumerate(rows))]
+        (folder / f"{site}.csv").write_text("\n".join(named) + "\n")
+    question = Question(
+        "tabular", plan=Plan(2, 1, shared_patients=True), choices={"values": dict(asked.choices["values"])}
+    )
+    question.choices["values"]["datalists"] = str(folder)
+    with pytest.raises(RunFailed, match="patient_key"):
+        measure_by_job(question, tmp_path / "no key")
+    for site in SITES:
+        text = f"data_root: {folder}\ndatalist: {site}.csv\npatient_key: known to five hospitals\n"
+        (files / f"{site}.yaml").write_text(text)
+    monkeypatch.setenv("FAIRFLARE_SITE_CONFIG", str(files))
+    found = measure_by_job(question, tmp_path / "j")
+    task = build_parts(job_of(question), at_site=True).task
+    own = {site: read_site_config(files / f"{site}.yaml") for site in SITES}
+    five = {site: study.hospital_at(task.local_data(site, own[site]), 1) for site in SITES}
+    alone = study.decision_of(five, question.plan, study.measurements(task))
+    assert len(alone.known.without_folds) == 2 and not alone.known.refits
+    rows = {site: study.row_of(answer, question.plan) for site, answer in alone.answers.items()}
+    close(found, study.content(question.plan, rows, alone.known))
+
+
 def test_a_tiny_hospital_is_named_and_stops_nobody(tmp_path):
     folder = write_tables(tmp_path / "t", SITES)
     lines = (folder / "west.csv").read_text().splitlines()
@@ -279,6 +307,8 @@ def test_the_check_before_a_site_lets_no_other_number_pass(asked):
         ({"deals": 0}, "deals"),
         ({"threshold": 1.5}, "threshold"),
         ({"event": "nobody"}, "event"),
+        ({"own_model": "forest"}, "own_model"),
+        ({"shared_patients": 1}, "shared_patients"),
         ({"more": 1}, "keys among"),
     ],
 )

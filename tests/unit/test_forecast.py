@@ -11,6 +11,7 @@ from fairflare import Federation
 from fairflare.cli.main import main
 from fairflare.decision.decide import decide_outside
 from fairflare.decision.regression import Hospital, train, updated
+from fairflare.decision.sums import Plan
 from fairflare.decision.verdicts import UNTOLD
 from own_folder import write_tables
 
@@ -56,7 +57,7 @@ def test_outside_the_others_model_is_that_of_all_who_trained():
     *others, one = (Hospital.of(x[k::5], y[k::5]) for k in range(5))
     training = train(others)
     folds = np.stack([rng.permutation(80) % 5 for _ in range(2)])
-    found = decide_outside(training, 320, one, folds)
+    found = decide_outside(training, 320, one, folds, Plan(5, 2))
     assessed = found.assessment
     assert assessed.outside == pytest.approx(training.coefficients) and assessed.share == pytest.approx(0.2)
     together = updated(one.x, one.y, np.ones((1, 80)), train([*others, one]).coefficients[None])[0]

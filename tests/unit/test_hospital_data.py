@@ -487,6 +487,58 @@ def test_contrasts_of_one_place_are_channels_in_training_and_use(tmp_path, capsy
         Reader(16, 2).image(Contrasts((parts[0], small)))
 
 
+def test_dates_that_sites_write_differently_are_converted_by_the_lines_that_are_printed(tmp_path, capsys):
+    """A writes ISO, B as in America, C as Excel counts, D day first; E's days and months have changed places."""
+    rng, sites = np.random.default_rng(4), tmp_path / "sites"
+    sites.mkdir()
+    spec = {"op": {"kind": "days", "since": "admitted"}, "icd": {"kind": "category", "separator": ";"}}
+    how = ("--kind", "tabular", "--classes", "0,1", "--set", "label=died", "--set", "features=age,op,icd")
+    how += ("--set", f"columns={json.dumps(spec)}")
+    leveled = {**spec, "icd": {**spec["icd"], "levels": ["E11", "I10.9", "J44"]}}
+    agreed = (*how[:-1], f"columns={json.dumps(leveled)}")
+    forms = {"A": "%Y-%m-%d", "B": "%m/%d/%Y", "C": "", "D": "%d/%m/%Y", "E": "%Y-%d-%m"}
+    true = {}
+    for site, form in forms.items():
+        first = pd.Timestamp("2019-01-01") + pd.to_timedelta(rng.integers(0, 900, 200), "D")
+        first = first.where(first.day < 13, first - pd.to_timedelta(first.day - 1, "D")) if site == "E" else first
+        first = first.map(lambda day: day.replace(day=1 + day.month % 12)) if site == "E" else first
+        later = first + pd.to_timedelta(0 if site == "E" else rng.integers(0, 9, 200), "D")
+        true[site] = np.asarray((later - first).days, dtype=float)
+        dates = {"admitted": first, "op": later}
+        written = {k: [one.strftime(form) for one in v] if form else (v - pd.Timestamp("1899-12-30")).days
+                   for k, v in dates.items()}  # fmt: skip
+        codes = rng.choice(["I10.9;E11", "I10.9", "E11;J44", "J44"], 200)
+        codes = [one.lower().replace(".", "") for one in codes] if site == "D" else codes
+        table = pd.DataFrame({"age": rng.normal(60, 9, 200).round(1), **written, "icd": codes})
+        table.assign(died=rng.integers(0, 2, 200)).to_csv(tmp_path / f"{site}.csv", index=False)
+        (sites / f"{site}.yaml").write_text(f"data_root: ..\ndatalist: {site}.csv\n")
+
+    def plan():
+        prints = [tmp_path / f"{site}.fp.json" for site in forms]
+        for site, path in zip(forms, prints, strict=True):
+            assert call(capsys, "fingerprint", sites / f"{site}.yaml", *how, "--out", path)[0] == 0
+        assert "2019-" not in prints[0].read_text() and '"dates"' in prints[0].read_text()
+        return call(capsys, "plan", *prints)[1]
+
+    code, out, err = call(capsys, "preflight", sites / "B.yaml", *agreed)
+    assert code == 1, out + err
+    assert "a line of the site's file says how it is read: dates: {" in " ".join(out.split())
+    first = plan()
+    assert "no day of op at E lies after the 12th: have day and month changed places?" in first
+    assert "op is written MM/DD/YYYY at B" in first and "admitted is written excel at C" in first
+    assert "A convert" not in first
+    for site, lines in re.findall(r"lines of the file of (\w) convert: (.*)", first):
+        for line in re.findall(r"(?:recode|dates): \{.*?\}+(?= and |\n|$)", lines + "\n"):
+            file = sites / f"{site}.yaml"
+            file.write_text(file.read_text() + line + "\n")
+    assert "convert" not in plan() and call(capsys, "preflight", sites, *agreed)[0] == 0
+    task = tasks.load("tabular", None, labels="0,1", label="died", features="age,op,icd", columns=json.dumps(spec))
+    for site in forms:
+        found = task._columns(tmp_path / f"{site}.csv", read_site_config(sites / f"{site}.yaml"))
+        days = (pd.to_datetime(found["op"]) - pd.to_datetime(found["admitted"])).days
+        assert np.array_equal(days, true[site]) and {*found["icd"]} == {"I10.9;E11", "I10.9", "E11;J44", "J44"}, site
+
+
 def test_outcomes_and_codes_that_differ_between_sites_are_converted_by_the_lines_that_are_printed(tmp_path, capsys):
     rng = np.random.default_rng(5)
     sites = tmp_path / "sites"

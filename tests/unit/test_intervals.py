@@ -219,7 +219,7 @@ def test_a_site_sends_nothing_else_in_its_place(sent):
         egress.check("evaluate", dataclasses.replace(answer, metrics={**answer.metrics, INTERVALS: sent}))
 
 
-def test_a_site_sends_them_of_the_final_model_alone_and_of_the_best():
+def test_a_site_sends_them_of_the_final_model_alone():
     site = next(iter(make_sites().values()))
     site.min_count, last = 1, site.training.rounds
 
@@ -227,8 +227,6 @@ def test_a_site_sends_them_of_the_final_model_alone_and_of_the_best():
         return INTERVALS in site.handle(Instruction("evaluate", round, initial_model())).metrics
 
     assert sent(Round(last, last)) and not sent(Round(1, last)) and not sent(Round(1, 1 if last > 1 else 2))
-    site.keeps_best = True
-    assert sent(Round(1, last))
 
 
 @pytest.fixture(scope="module")

@@ -150,7 +150,7 @@ def test_the_command_goes_on_where_it_was_stopped(tmp_path, capsys):
 
 @each(
     "change, words",
-    [(["--folds", "1"], "--folds"), (["--task", "ctg"], "two classes"), (["--secure"], "expected no METHOD")],
+    [(["--folds", "1"], "--folds"), (["--task", "ich-phantom"], "two classes"), (["--secure"], "expected no METHOD")],
 )
 def test_what_cannot_be_asked_is_refused_before_anything_runs(change, words, tmp_path, capsys):
     assert run(*JOIN, "--out", tmp_path / "new", *change) == 2

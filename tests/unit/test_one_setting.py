@@ -79,7 +79,7 @@ def way(tmp_path_factory):
 
 def test_a_setting_passes_few_files(way):
     files, _, _ = way
-    assert len(files) <= FILES and files.total() <= CALLS, files
+    assert len(files) <= FILES and files.total() <= CALLS, dict(files)
 
 
 def test_a_setting_is_read_once_for_each_part_that_has_it(way):

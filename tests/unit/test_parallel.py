@@ -15,6 +15,7 @@ import psutil
 import pytest
 from rich.console import Console
 
+from command_line import call
 from fairflare.cli.main import main
 from fairflare.core.errors import RunFailed, UserError
 from fairflare.engine.setup.config import make_config
@@ -40,13 +41,6 @@ def configs(*names, rounds=1):
 
 def made(runs, folder, one, workers):
     return list(Study(runs).make(folder, one, workers).values())
-
-
-def call(capsys, *arguments):
-    with pytest.raises(SystemExit) as stop:
-        main([str(a) for a in arguments])
-    streams = capsys.readouterr()
-    return stop.value.code, streams.out, streams.err
 
 
 def ends(folder):

@@ -6,21 +6,12 @@ import re
 import shlex
 import subprocess
 
-import pytest
-
 from cases import each
-from fairflare.cli.main import main
+from command_line import call
 from fairflare.core.validation import LIST_FLAGS, flag
 from hospital_tables import cohort
 
 ODD = ("vital status", "it's", "CRP, mg/l", "$HOME `id`", 'a "b"', "x;y", "-", "crp=<0.5", "*")
-
-
-def call(capsys, *arguments):
-    with pytest.raises(SystemExit) as stop:
-        main([str(a) for a in arguments])
-    streams = capsys.readouterr()
-    return stop.value.code, streams.out, streams.err
 
 
 def pasted(text):

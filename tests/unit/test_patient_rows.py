@@ -7,6 +7,7 @@ import re
 import shlex
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 import pytest
 import yaml
@@ -379,3 +380,32 @@ def test_dates_that_may_be_read_in_two_ways_are_refused(tmp_path):
     (tmp_path / "v.csv").write_text("id,day\n1,01/02/2020\n")
     with pytest.raises(UserError, match="v.csv: day: expected dates such as 2024-01-31 13:05, got '01/02/2020'"):
         made(tmp_path, "patient: id\nindex: {table: v.csv, date: day, columns: [day]}\n")
+
+
+def test_ids_that_hospitals_share_stay_different_people(tmp_path, capsys):
+    """The command that ``init`` prints makes one row of each patient of each hospital; without a line it is refused."""
+    rng = np.random.default_rng(0)
+    table = pd.DataFrame({"hospital": list("AB") * 90, "pid": [k // 6 for k in range(180)]})
+    table = table.assign(age=rng.integers(20, 90, 180), died=rng.integers(0, 2, 30)[table["pid"]])
+    table.to_csv(tmp_path / "visits.csv", index=False)
+    _, out, _ = call(capsys, "init", tmp_path / "visits.csv", "--dry-run", "--json")
+    command = shlex.split(re.search(r"one row of each: fairflare (init .*)", "\n".join(json.loads(out)["notes"]))[1])
+    mapping = tmp_path / "mapping.yaml"
+    command[command.index("--mapping") + 1] = mapping
+    assert call(capsys, *command[:4])[0] == 0 and "within: hospital" in mapping.read_text()
+    found = made(tmp_path / "visits.csv", mapping.read_text()).table
+    first = table.drop_duplicates(["hospital", "pid"]).sort_index()
+    assert found[["site", "pid", "age"]].to_numpy().tolist() == first.iloc[:, :3].astype(str).to_numpy().tolist()
+    text = mapping.read_text().replace("within: hospital\n", "")
+    with pytest.raises(UserError, match="30 ids of pid stand at several sites: a line within: hospital"):
+        made(tmp_path / "visits.csv", text)
+    assert len(made(tmp_path / "visits.csv", f"within: ''\n{text}").table) == 30
+    known = tmp_path / "synthea"
+    known.mkdir()
+    days = pd.Series(pd.date_range("2020-01-01", periods=60)).dt.strftime("%Y-%m-%d")
+    stays = {"PATIENT": [f"p{k // 2}" for k in range(60)], "START": days, "ORGANIZATION": list("XY") * 30}
+    pd.DataFrame({**stays, "ENCOUNTERCLASS": "inpatient"}).to_csv(known / "encounters.csv", index=False)
+    people = {"Id": [f"p{k}" for k in range(30)], "GENDER": list("FM") * 15, "BIRTHDATE": "1950-01-01", "DEATHDATE": ""}
+    pd.DataFrame(people).to_csv(known / "patients.csv", index=False)
+    text = rows.propose(known, Choices())  # ids of one set of tables are those of people, wherever they were
+    assert "within: ''" in text and len(made(known, text).table) == 30

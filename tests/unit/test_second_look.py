@@ -6,16 +6,9 @@ import json
 import numpy as np
 import pytest
 
-from fairflare.cli.main import main
+from command_line import call
 from fairflare.studies.comparison import _add, _redrawn, _same_patients
 from fairflare.studies.study import arms
-
-
-def call(capsys, *arguments):
-    with pytest.raises(SystemExit) as stop:
-        main([str(a) for a in arguments])
-    streams = capsys.readouterr()
-    return stop.value.code, streams.out, streams.err
 
 
 def test_a_resample_is_the_same_for_every_method():

@@ -2,6 +2,7 @@
 """The session with a running server, without one."""
 
 import os
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -41,20 +42,14 @@ def test_a_job_that_has_ended_has_no_progress_and_that_is_no_failure(tmp_path, m
     assert deploy.Server("lead", tmp_path).progress("7") == ""
 
 
-def test_a_site_that_is_not_connected_is_named_before_the_run_begins():
-    config, said = make_config("fedavg", "support2"), []
-    deploy._check_sites(config, ["site-1", "site-2", "site-3"], said.append)
-    assert said == ["not connected, so that the job starts without: site-4; the next segment takes them up"]
-
-
 def test_a_run_waits_for_the_sites_that_it_requires(monkeypatch):
     """One comes while it waits; where none does, the line names who is missing once the time is over."""
     monkeypatch.setattr(deploy, "POLL", 0.0)
     names, said = [f"site-{k}" for k in range(1, 5)], []
     answers = iter([names[:2], names[:2], names[:3], names])
     config = make_config("fedavg", "support2", values={"require": "all"})
-    deploy._await_sites(config, SimpleNamespace(connected=lambda: next(answers)), said.append)
+    deploy._await_sites(config, SimpleNamespace(connected=lambda: next(answers)), Path("kits/lead"), said.append)
     assert said == ["waiting for site-3, site-4, up to 600 s", "waiting for site-4, up to 600 s"]
     config = make_config("fedavg", "support2", values={"require": 3, "require_within": 0})
     with pytest.raises(RunFailed, match="require=3: expected 3 sites within 0 s, missing: site-3, site-4"):
-        deploy._await_sites(config, SimpleNamespace(connected=lambda: names[:2]), said.append)
+        deploy._await_sites(config, SimpleNamespace(connected=lambda: names[:2]), Path("kits/lead"), said.append)

@@ -11,10 +11,12 @@ import pytest
 import torch
 from torch import nn
 
+from cases import each
 from fairflare.cli.main import main
 from fairflare.core.errors import DataError, UserError
 from fairflare.data.site_config import SiteConfig
 from fairflare.engine.audit import verify
+from fairflare.engine.exchanges.train import REST, shortened
 from fairflare.engine.files import INITIAL, read_model
 from fairflare.engine.hashes import model_hash
 from fairflare.engine.in_process import InProcess
@@ -31,6 +33,7 @@ pytest.importorskip("peft")
 TASK = "support2:dirichlet"
 SMALL = {"model": "mlp", "n_sites": 3}
 TUNES = ("head", "lora")
+HOUSE = ("fedavg", "fedism-plus", "fedlwr", "fedce", "fedufo", "fedheal")
 IMAGES = {"resnet18": (3, 2), "small-cnn": (1, 2), "small-cnn-bn": (1, 2), "unet": (1, 1)}
 
 
@@ -141,7 +144,7 @@ def watched(method, folder, values, change=lambda answer: answer, rounds=1):
     return model, parts, sites.transport.answers, rounds_of
 
 
-@pytest.mark.parametrize("method", ["fedavg", "fedism-plus", "fedlwr", "fedce", "fedufo", "qffl"])
+@pytest.mark.parametrize("method", [*HOUSE[:-1], "qffl"])
 def test_a_weighted_average_of_adapters_is_that_of_the_effective_updates(method, tmp_path):
     """By NumPy from what sites sent: the mean of B A, of all three layers' weights."""
     model, parts, answers, (entry,) = watched(method, tmp_path, {"tune": "lora", "robust": "off", "tune_rank": 3})
@@ -157,7 +160,7 @@ def test_a_weighted_average_of_adapters_is_that_of_the_effective_updates(method,
 
 
 @pytest.mark.parametrize("tune", TUNES)
-@pytest.mark.parametrize("method", ["fedavg", "fedism-plus", "fedlwr", "fedce", "fedufo", "fedheal"])
+@pytest.mark.parametrize("method", HOUSE)
 def test_a_reply_has_the_trainable_entries_and_no_other(method, tune, tmp_path):
     _, parts, answers, _ = watched(method, tmp_path, {"tune": tune})
     for answer in answers:
@@ -166,6 +169,34 @@ def test_a_reply_has_the_trainable_entries_and_no_other(method, tune, tmp_path):
         }
     numbers, every = sizes(parts.network)
     assert sum(value.numel() for value in answers[0].update.values()) == numbers < every / 2
+
+
+@each("method", HOUSE)
+def test_half_the_bytes_travel_and_the_model_is_nearly_the_same(method, tmp_path):
+    """Also of a run that is cut off, whose sites keep what rounding has left."""
+    models = {}
+    for exchange in ("float32", "bfloat16", "float16"):
+        folder = tmp_path / exchange
+        models[exchange], _, answers, _ = watched(method, folder, {"tune": "head", "exchange": exchange}, rounds=3)
+        kinds = {value.dtype for answer in answers for value in answer.update.values()}
+        assert kinds == {getattr(torch, exchange)}
+    moved = max(float(value.abs().max()) for value in models["float32"].values())
+    for exchange, most in (("bfloat16", 2e-2), ("float16", 2e-3)):
+        far = [(models[exchange][key] - value).abs().max() for key, value in models["float32"].items()]
+        assert 0 < max(far) < most * moved
+
+
+def test_what_rounding_leaves_is_sent_with_the_next_updates():
+    """The sum of what was sent is that of the updates, but for one rounding; statistics keep 32 bits."""
+    rng, memory, sent, true = torch.Generator().manual_seed(0), {}, torch.zeros(50), torch.zeros(50)
+    for _ in range(200):
+        update = {"w": 1e-3 * torch.randn(50, generator=rng) + 1e-3, "bn.running_mean": torch.ones(2) / 3}
+        answer = shortened(update, {"w"}, memory, torch.bfloat16)
+        assert answer["w"].dtype is torch.bfloat16 and answer["bn.running_mean"].dtype is torch.float32
+        sent, true = sent + answer["w"].float(), true + update["w"]
+    assert float((sent + memory[REST]["w"] - true).abs().max()) < 1e-5
+    assert float((sent - true).abs().max()) < 1e-4
+    assert bool(shortened({"w": torch.full((2,), 1e6)}, {"w"}, {}, torch.float16)["w"].isfinite().all())
 
 
 @pytest.mark.parametrize("tune", TUNES)
@@ -197,15 +228,20 @@ WAYS = {
     "hospitals": {"secure_sum": "masks", "n_sites": 4, "site_epsilon": 10.0},
     "benefit": {"solo": True},
     "best": {"best_by": "worst"},
+    "16 bits": {"exchange": "bfloat16"},
 }
 
 
 @pytest.mark.parametrize("tune", TUNES)
-@pytest.mark.parametrize("way", WAYS)
-def test_what_a_run_can_be_told_works_on_what_trains(way, tune, tmp_path):
+@each("method, way", [(method, way) for method in HOUSE for way in WAYS], short=[("fedavg", way) for way in WAYS])
+def test_what_a_run_can_be_told_works_on_what_trains_or_is_refused_in_a_line(method, way, tune, tmp_path):
     if way == "records":
         pytest.importorskip("opacus")
-    model, parts, _, rounds = watched("fedavg", tmp_path, {"tune": tune, **WAYS[way]}, rounds=2)
+    try:
+        model, parts, _, rounds = watched(method, tmp_path / "run", {"tune": tune, **WAYS[way]}, rounds=2)
+    except UserError as error:
+        assert method != "fedavg" and "\n" not in str(error) and len(str(error)) < 300
+        return
     assert model.keys() == dict(parts.network.named_parameters()).keys() and len(rounds) == 2
     assert rounds[-1]["model_sha256"] == model_hash(model)
 
@@ -231,9 +267,9 @@ def test_every_method_trains_adapters_or_refuses_in_a_line(tune, tmp_path):
     assert len(done) >= 0.7 * len(registry.methods()), refused
 
 
-@pytest.mark.parametrize("tune", TUNES)
-def test_a_run_that_is_cut_off_goes_on_to_the_same_bits(tune, tmp_path, monkeypatch):
-    values = {**SMALL, "tune": tune}
+@each("tune, exchange", [("head", "float32"), ("lora", "float32"), ("lora", "bfloat16")])
+def test_a_run_that_is_cut_off_goes_on_to_the_same_bits(tune, exchange, tmp_path, monkeypatch):
+    values = {**SMALL, "tune": tune, "exchange": exchange}
     whole_run = run("fedism-plus", tmp_path / "whole", values)
     assert bits(interrupted("fedism-plus", tmp_path / "cut", values, monkeypatch)) == bits(whole_run)
 
@@ -304,6 +340,8 @@ def test_a_site_takes_its_body_from_its_own_file_and_no_other(body, tmp_path):
         ({"tune": "head", "stacked": True}, "stacked: expected false with tune"),
         ({"tune": "head", "body": "site"}, "init_from: expected the weights that sites have, with body=site"),
         ({"body": "site"}, "body: expected job without tune"),
+        ({"exchange": "float16", "secure_sum": "masks", "n_sites": 4}, "exchange: expected float32 with secure sums"),
+        ({"tune_views": 2}, "tune_views: expected 0 without tune=head"),
         ({"tune": "half"}, "tune: expected one of all, head, norm, lora"),
     ],
 )

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from fairflare.cli.main import main
+from command_line import call
 from fairflare.core import user_code
 from fairflare.core.errors import DataError, UserError
 from fairflare.engine.audit import verify
@@ -26,13 +26,6 @@ def fresh(monkeypatch):
     yield
     for name in ("my_net", "my_data", "my_package"):
         sys.modules.pop(name, None)
-
-
-def call(capsys, *arguments):
-    with pytest.raises(SystemExit) as stop:
-        main([str(a) for a in arguments])
-    streams = capsys.readouterr()
-    return stop.value.code, streams.out, streams.err
 
 
 def own(folder, *extra, sites="a,b", model=MODEL):

@@ -16,7 +16,7 @@ from fairflare.engine.setup.local import run_local
 from fairflare.engine.setup.tasks import load
 from fairflare.testing import check_metric, check_task
 from model_use import call, rows, run
-from volume_files import SITES, write_classes, write_list, write_masked
+from volume_files import SITES, ball, turned, write, write_classes, write_list, write_masked
 
 TINY = {"images": 64, "site_test_images": 0, "size": 32, "patch": 16, "patches": 1, "solo": False}
 PAPERS = {
@@ -133,6 +133,40 @@ def test_a_models_mask_is_where_its_outputs_are(segmented, hospitals, tmp_path):
         write_volume_mask(tmp_path / f"{site}.nii.gz", masked, [0.5], reader)
         ours, its = (np.asarray(nibabel.load(path).dataobj) > 0 for path in (tmp_path / f"{site}.nii.gz", truth))
         assert 2 * (ours & its).sum() / (ours.sum() + its.sum()) > 0.9, site  # by way of a coarser grid
+
+
+def test_contrasts_of_volumes_become_channels(tmp_path, capsys):
+    """Each patient's FLAIR and T1, at one site with their axes stored in another order; the mask is written for both.
+
+    The second contrast alone shows the ball, so that a model of the first one would find nothing.
+    """
+    root = tmp_path / "glioma"
+    for k, site in enumerate(SITES[:2]):
+        rng = np.random.default_rng(k)
+        for i in range(10 + 10 * k):
+            image, mask, affine = ball(rng, (36, 34, 20), (2.0, 2.0, 3.0))
+            home = root / site / f"p{i:02d}"
+            write(home / "scan_flair.nii.gz", rng.normal(100, 40, image.shape).astype(np.float32), affine)
+            write(home / "scan_t1.nii.gz", *turned(image, affine, ("RAS", "PSR")[k]))
+            write(home / "scan_seg.nii.gz", mask, affine)
+    code, _, said = call(capsys, "init", root, "--kind", "volume-segmentation", "--yes")
+    assert not code, said
+    found = run(tmp_path / "run", "fedavg", "--data", root, *OPTIONS[:-1], "20", "--no-solo")
+    options = json.loads((found / "config.json").read_text())["options"]
+    assert options["channels"] == 2 and options["mean"].count(",") == 1, options
+    final = entries_of(verify(found / "audit.jsonl"), "evaluation")[0]["sites"]
+    assert all(answer["test"]["dice"] > 0.3 for answer in final.values()), final
+    code, _, said = call(capsys, "predict", found, root / SITES[1], "--out", tmp_path / "p")
+    assert not code and len(rows(tmp_path / "p")) == 20, said
+    one = rows(tmp_path / "p")[0]
+    shape = nibabel.load(root / SITES[1] / one["file"]).shape
+    assert one["file"] == "p00/scan_flair.nii.gz" and nibabel.load(tmp_path / "p" / one["mask"]).shape == shape
+    code, _, said = call(capsys, "predict", found, root / SITES[0] / "p00" / "scan_t1.nii.gz", "--out", tmp_path / "q")
+    assert code and "scan_t1.nii.gz: expected 2 contrasts, got 1" in said
+    write(root / SITES[0] / "p00" / "scan_t1.nii.gz", image[:-2], affine)
+    (root / "fairflare").rename(tmp_path / "first")
+    code, _, said = call(capsys, "init", root, "--kind", "volume-segmentation", "--yes")
+    assert code and "the contrast scan_t1.nii.gz has 34x34x20" in said and said.count("\n") == 1
 
 
 def test_evaluate_and_export(segmented, hospitals, tmp_path, capsys):

@@ -14,7 +14,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from fairflare.cli.options import PATH, option
-from fairflare.studies.labels import parse_pairs
+from fairflare.core.settings import parse_pairs
 from fairflare.studies.run_file import (
     SUFFIXES,
     Choices,

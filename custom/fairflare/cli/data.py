@@ -54,7 +54,7 @@ FEW = 3
 @click.option("--event", default="", metavar="COLUMN", help="The column that says whether there was an event.")
 @click.option("--event-value", multiple=True, metavar="A,B", help="Its cells that say so; 1 or a word such as dead.")
 @click.option("--until", default="", metavar="DATE", help="The last day of observation, where no date is no event.")
-@click.option("--horizons", default="", metavar="T,T", help="Until when survival is asked for: one time, or several.")
+@click.option("--horizons", default="", metavar="T,T", help="Time points at which to report survival.")
 @click.option(
     "--mapping", type=options.PATH, metavar="FILE", help="A YAML file by which several rows of a patient become one."
 )

@@ -49,6 +49,8 @@ DECIDE = "decide"
 @click.option(
     "--event", default="", metavar="CLASS", help="The class whose risk is asked for, of a task with more than two."
 )
+@option("--own-model", default="ridge", metavar="MODEL", help="Alone: ridge, trees, or module.Name of --code.")
+@click.option("--shared-patients", is_flag=True, help="Some patients are at several hospitals: deal them alike.")
 @threshold_options
 @option("--seed", type=int, default=0, help="Of the initial models and all local work.")
 @grid_options
@@ -59,6 +61,8 @@ def join(
     folds: int,
     repeats: int | None,
     event: str,
+    own_model: str,
+    shared_patients: bool,
     threshold: float | None,
     worthwhile: float,
     seed: int,
@@ -86,7 +90,7 @@ def join(
     from fairflare.studies.join import Question, job_of, measure, measure_by_job
 
     methods = () if methods == (DECIDE,) else methods
-    plan = Plan(folds, repeats or (3 if methods else 10), threshold, worthwhile)
+    plan = Plan(folds, repeats or (3 if methods else 10), threshold, worthwhile, own_model, shared_patients)
     question = Question(task, methods, plan, seed, choices, event=event)
     folder = out or Path("runs") / comparison_name(task, {**choices, "seed": seed, "by": methods}, "join")
     if export:

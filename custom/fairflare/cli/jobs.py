@@ -52,7 +52,7 @@ CODE = rf"{APP}/custom/fairflare"
 SIGNED = "SIGNED.json"
 """In a job's folder: the hash of every other file of it, and a signature of these."""
 JOB_FILES = (
-    rf"meta\.json|SIGNED\.json|{APP}/MANIFEST\.json|{APP}/config/(config_fed_(server|client)\.json|initial\.(safetensors|pt))"
+    rf"meta\.json|README\.md|SIGNED\.json|{APP}/MANIFEST\.json|{APP}/config/(config_fed_(server|client)\.json|initial\.(safetensors|pt))"
     rf"|{CODE}/.+\.(py|pyc|j2)|{CODE}/(py\.typed|left_out\.json|app/catalogue\.json|(datasets|papers)/data/[^/]+)"
 )
 """What an export writes, below the job's folder."""

@@ -190,6 +190,7 @@ def cli() -> None:
 def main(arguments: list[str] | None = None) -> None:
     given = sys.argv[1:] if arguments is None else arguments
     gc.set_threshold(GARBAGE)
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # NumPy's products are small: a second thread only waits, busily
     try:
         for word in given:
             if CONTROL.search(word):

@@ -17,9 +17,10 @@ import click
 from fairflare.cli import console
 from fairflare.core.errors import UserError
 from fairflare.core.lab import CACHE
+from fairflare.core.settings import parse_pairs
 from fairflare.core.validation import shown
 from fairflare.studies import display
-from fairflare.studies.labels import at_most, environment, parse_pairs
+from fairflare.studies.labels import at_most, environment
 
 
 class AnyPath(click.Path):

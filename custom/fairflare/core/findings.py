@@ -28,6 +28,7 @@ CODES = {
     "data": "the data cannot be read",
     "datalist": "the datalist is not of the expected form",
     "empty_split": "a split has no example",
+    "encoder": "the features are of another encoder than the federation's",
     "entry": "an entry of the datalist is not of the expected form",
     "far": "numbers of a table lie far outside of the others",
     "few_examples": "a split has too few examples",

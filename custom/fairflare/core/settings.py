@@ -8,17 +8,30 @@ quantity that several parts share is declared once by the method under a name of
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from fairflare.core import validation
 from fairflare.core.errors import UserError
-from fairflare.core.validation import unlisted
+from fairflare.core.validation import shown, unlisted
 
 PROBE = "probe"
 """The owner whose settings are divided once more, by probe."""
 Shared = Mapping[str, tuple[str, ...]]
 """Name of a shared quantity -> full names of the settings that it sets."""
+
+
+def parse_pairs(pairs: Sequence[str]) -> dict[str, str]:
+    """("q=2", "beta=.5") -> {"q": "2", "beta": ".5"}; raises UserError on anything else."""
+    values: dict[str, str] = {}
+    for pair in pairs:
+        key, equals, value = (part.strip() for part in pair.partition("="))
+        if not equals or not key:
+            raise UserError(f"--set: expected KEY=VALUE, got {shown(pair)}")
+        if key in values:
+            raise UserError(f"--set: {key[:80]} is given twice")
+        values[key] = value
+    return values
 
 
 @dataclasses.dataclass(frozen=True)

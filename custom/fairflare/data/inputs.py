@@ -3,26 +3,39 @@
 
 from __future__ import annotations
 
+import importlib
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from fairflare.core.errors import UserError
+from fairflare.core.validation import SHA256, expected
+from fairflare.data.readers.datalist import PREFIX
 from fairflare.data.readers.table_features import Arrays, Columns, Feature, parsed, stacked
 
 if TYPE_CHECKING:  # a run on tables reads no images
     from fairflare.data.readers.pictures import Reader
+    from fairflare.data.readers.vectors import Bags
     from fairflare.data.readers.volumes import VolumeReader
+    from fairflare.data.site_config import SiteConfig
 
 Features = tuple[np.ndarray, np.ndarray]
 """Numbers float64 (N, n), nan where missing, which a site scales; plain float32 (N, m), taken as they are."""
 LONGEST = 100_000
 """Features of a table."""
+Pooling = Literal["mean", "max", "attention"]
+SIGN = "::"
+"""Stands in the name of an encoder's feature between its folder and its place, "uni::17"."""
+NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,59}")
+VECTORS = "fairflare.data.readers.vectors"
+"""What reads an encoder's features: by a name that no reader of imports follows, as few runs need it."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,6 +93,53 @@ class Scaling:
 
 
 @dataclass(frozen=True)
+class Encoder:
+    """What made the features: the name and SHA-256 of its weights, and how many numbers a vector has."""
+
+    name: str
+    width: int
+    sha256: str
+
+    def __str__(self) -> str:
+        """As the option ``encoder`` has it: NAME:NUMBERS:SHA256."""
+        return f"{self.name}:{self.width}:{self.sha256}"
+
+    @classmethod
+    def of(cls, text: str) -> Encoder:
+        """Read ``str`` back; UserError for anything else."""
+        name, _, rest = text.partition(":")
+        width, _, sha256 = rest.partition(":")
+        fits = bool(NAME.fullmatch(name)) and width.isascii() and width.isdigit() and 0 < int(width[:6]) <= 20_000
+        expected("encoder", fits and bool(SHA256.fullmatch(sha256)), "NAME:NUMBERS:SHA256 of its weights", text)
+        return cls(name, int(width), sha256)
+
+
+def names(folder: str, width: int) -> list[str]:
+    """What the features are called as columns."""
+    return [f"{folder}{SIGN}{k}" for k in range(width)]
+
+
+@dataclass(frozen=True)
+class Vectors:
+    """An encoder's features beside a table: in which folder of the data root, of which encoder, and what bags become.
+
+    ``encoder`` is as ``readers.vectors.Encoder`` is written.
+    """
+
+    folder: str
+    encoder: str
+    pooling: Pooling
+
+    def of(self, own: SiteConfig) -> Bags:
+        """Those of a site; raises DataError."""
+        stem = Path(own.datalist).stem.removeprefix(PREFIX)
+        reader: Any = importlib.import_module(VECTORS)
+        found: Bags = reader.Bags(Path(own.data_root), self.folder, stem, own.links)
+        found.check(self.encoder)
+        return found
+
+
+@dataclass(frozen=True)
 class TableInputs:
     """How the rows of a table become features.
 
@@ -90,6 +150,7 @@ class TableInputs:
         gaps: words that stand for a missing value, in one column as "sex=9".
         attributes: columns -> sensitive attribute -> N values, "" where unknown.
         fixed: constants that every site scales by; None: each by its own training rows.
+        vectors: an encoder's features that belong to rows; None: there are none.
     """
 
     numbers: tuple[Feature, ...]
@@ -98,20 +159,48 @@ class TableInputs:
     gaps: tuple[str, ...] = ()
     attributes: Callable[[Columns], Mapping[str, Sequence[str]]] = lambda columns: {}
     fixed: Scaling | None = None
+    vectors: Vectors | None = None
 
     @property
     def columns(self) -> tuple[str, ...]:
         return tuple(dict.fromkeys(name for one in (*self.numbers, *self.plain) for name in one.columns))
 
+    @property
+    def lists(self) -> dict[str, str]:
+        """Column -> what stands between the codes of a cell."""
+        return {one.column: one.separator for one in self.plain if one.separator}
+
     def features(self, file: str, columns: Columns) -> Features:
         """Numbers and plain features of a table's cells; raises DataError."""
         arrays = parsed(file, columns, (*self.numbers, *self.plain), self.gaps)
-        return self.of(arrays)
+        return self.of(arrays, len(next(iter(columns.values()))))
 
-    def of(self, arrays: Arrays) -> Features:
-        """The same of parsed cells."""
-        n = len(next(iter(arrays.values())))
+    def of(self, arrays: Arrays, n: int) -> Features:
+        """The same of ``n`` rows' parsed cells."""
         return stacked(self.numbers, arrays, n), stacked(self.plain, arrays, n).astype(np.float32)
+
+    def joined(self, own: SiteConfig, columns: Mapping[str, Any]) -> dict[str, Any]:
+        """``columns`` of a site's table with its pooled features, float64 (N,) each; raises DataError.
+
+        Bags that attention pools stay where they are.
+        """
+        found = dict(columns)
+        if self.vectors is not None and self.vectors.pooling != "attention":
+            features = self.vectors.of(own)
+            ids = features.ids_of(columns, Path(own.datalist).name)
+            pooled = features.pooled(ids, self.vectors.pooling)
+            found |= zip(names(self.vectors.folder, pooled.shape[1]), pooled.T, strict=True)
+        return found
+
+    def bags(
+        self, own: SiteConfig, columns: Mapping[str, Any], inputs: Tensor, targets: Tensor
+    ) -> Callable[[int], tuple[Tensor, Tensor]] | None:
+        """Row of a site's table -> its bag beside its ``inputs``, and its target; None where no row has a bag."""
+        if self.vectors is None or self.vectors.pooling != "attention":
+            return None
+        features = self.vectors.of(own)
+        ids = features.ids_of(columns, Path(own.datalist).name)
+        return lambda row: (features.with_rows(ids[row], inputs[row]), targets[row])
 
 
 @dataclass(frozen=True)

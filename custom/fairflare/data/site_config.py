@@ -7,8 +7,9 @@ import contextlib
 import dataclasses
 import os
 import stat
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Annotated, Any
 
 from pydantic.dataclasses import dataclass
@@ -16,7 +17,7 @@ from pydantic.dataclasses import dataclass
 from fairflare.core.errors import UserError
 from fairflare.core.execution import Compiler, Layout
 from fairflare.core.validation import SITE, STRICT, Range, Text, check_plain, expected, one_line
-from fairflare.data.readers.table_features import gaps_of
+from fairflare.data.readers.table_features import DATES, gaps_of, iso_date, parts
 
 LARGEST = 65_536
 """Bytes of a file."""
@@ -24,7 +25,7 @@ VARIABLE = "FAIRFLARE_SITE_CONFIG"
 GPUS = r"( *\d{1,4} *(, *\d{1,4} *){0,63})?"
 """What ``gpus`` looks like."""
 MOST_GPUS = 1024
-CONVERSION = ("scale", "shift", "recode")
+CONVERSION = ("scale", "shift", "recode", "dates")
 FILES = ("fairflare_site.yaml", "fairflare_site.yml", "fairflare_site.json")
 
 
@@ -49,10 +50,15 @@ class SiteConfig:
         links: whether a symbolic link below ``data_root`` may lead out of it; no path of the datalist may.
         layout: of images and convolutions in memory, see ``core.execution.Execution``; all but "auto" are inexact.
         compiler: backend of ``torch.compile`` for training; all but "none" are inexact.
+        patient_key: a secret of the hospitals, of 16 characters or more, by which a patient at several of them is dealt
+            into one fold; the server does not have it.
         weights: the file that a network's frozen body is read from, where the job does not bring it.
+        features: folder that keeps what a frozen body gives for each image, for later runs; "": memory alone does.
+        features_gb: GB that they may take there.
         scale: column of the table -> what its numbers are multiplied by, to have the federation's unit.
         shift: column -> what is added then.
-        recode: column -> its words -> the federation's.
+        recode: column -> its words, or the codes of its lists, -> the federation's.
+        dates: column -> how its dates are written, a key of ``table_features.DATES``.
         site: the site's name; the job gives it, the file does not.
     """
 
@@ -70,10 +76,14 @@ class SiteConfig:
     links: bool = False
     layout: Layout = "auto"
     compiler: Compiler = "none"
+    patient_key: Annotated[str, Text(pattern="(.{16,200})?", words="16 to 200 characters")] = ""
     weights: str = ""
+    features: str = ""
+    features_gb: Annotated[float, Range(0, 100_000)] = 5.0
     scale: dict[str, float] = dataclasses.field(default_factory=dict, hash=False)
     shift: dict[str, float] = dataclasses.field(default_factory=dict, hash=False)
     recode: dict[str, dict[str, str]] = dataclasses.field(default_factory=dict, hash=False)
+    dates: dict[str, str] = dataclasses.field(default_factory=dict, hash=False)
     site: str = ""
 
     def __post_init__(self) -> None:
@@ -84,27 +94,37 @@ class SiteConfig:
         expected("gpus", not (numbers and self.gpu is not None), "gpu or gpus", "both")
         expected("gpus", not (numbers and self.compiler != "none"), "no compiler beside several GPUs", self.compiler)
         expected("scale", all(self.scale.values()), "factors other than 0", self.scale)
+        expected("dates", {*self.dates.values()} <= {*DATES}, f"columns with one of {', '.join(DATES)}", self.dates)
 
     @property
     def conversion(self) -> dict[str, Any]:
-        """``scale``, ``shift`` and ``recode``, as far as the file has them."""
+        """``scale``, ``shift``, ``recode`` and ``dates``, as far as the file has them."""
         return {key: value for key in CONVERSION if (value := getattr(self, key))}
 
-    def convert(self, table: Any, gaps: Collection[str]) -> list[str]:
-        """Give ``table`` (a frame of texts, or column -> cells) the federation's units and words, in place.
+    def convert(self, table: Any, gaps: Collection[str], lists: Mapping[str, str] = MappingProxyType({})) -> list[str]:
+        """Give ``table`` (a frame of texts, or column -> cells) the federation's units, words and dates, in place.
 
-        Cells of ``gaps``, which stand for a missing value, stay. Returns the columns that are not there.
+        Cells of ``gaps``, which stand for a missing value, stay. ``lists``: column -> what stands between the codes of
+        a cell. Returns the columns that are not there.
         """
-        names = list(dict.fromkeys((*self.scale, *self.shift, *self.recode)))
+        names = list(dict.fromkeys(name for key in self.conversion.values() for name in key))
         for name in names:
             if name in table:
-                table[name] = self.converted(name, table[name], gaps_of(name, gaps))
+                table[name] = self.converted(name, table[name], gaps_of(name, gaps), lists.get(name, ""))
         return [name for name in names if name not in table]
 
-    def converted(self, name: str, cells: Sequence[str], gaps: Collection[str]) -> list[str]:
-        """The ``cells`` of a column by ``recode``, ``scale`` and ``shift``, but for ``gaps``, which stay."""
+    def converted(self, name: str, cells: Sequence[str], gaps: Collection[str], separator: str = "") -> list[str]:
+        """The ``cells`` of a column by its entries of the file, but for ``gaps``, which stay.
+
+        With a ``separator`` each code of a cell is recoded.
+        """
         words, by, plus = self.recode.get(name, {}), self.scale.get(name, 1.0), self.shift.get(name, 0.0)
         found = [words.get(cell, cell) for cell in cells]
+        if separator and words:
+            lists = {cell: separator.join(words.get(one, one) for one in parts(cell, separator)) for cell in {*found}}
+            found = [lists[cell] for cell in found]
+        if form := self.dates.get(name, ""):
+            found = [cell if cell in gaps else iso_date(cell, form) or cell for cell in found]
         for row, cell in enumerate(found if name in {*self.scale, *self.shift} else ()):
             with contextlib.suppress(ValueError):  # a cell that is no number is the reader's
                 found[row] = cell if cell in gaps else f"{float(cell) * by + plus:.12g}"
@@ -142,8 +162,9 @@ def read_site_config(path: Path) -> SiteConfig:
             raise UserError(f"expected keys and values, got {type(content).__name__}")
         expected("site", "site" not in content, "no such key: the job gives it", content.get("site"))
         found = SiteConfig(**content)
-        weights = str((path.parent / found.weights).resolve()) if found.weights else ""
-        return dataclasses.replace(found, weights=weights, data_root=_root(path, found))
+        own = {key: getattr(found, key) for key in ("weights", "features")}
+        own = {key: str((path.parent / one).resolve()) for key, one in own.items() if one}
+        return dataclasses.replace(found, **own, data_root=_root(path, found))
     except UserError as error:
         raise UserError(f"{where}: {error}") from None
     except (OSError, RuntimeError, ValueError) as error:  # links in a circle, names too long

@@ -12,7 +12,7 @@ import csv
 import json
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
@@ -24,11 +24,15 @@ from fairflare.core.types import MOST_EXAMPLES
 from fairflare.core.validation import CONTROL, check_plain, expected, in_order, shown, some, unlisted
 from fairflare.data.inputs import Scaling
 from fairflare.data.readers.table_features import (
+    DATES,
     LARGEST,
     LONGEST_VALUE,
+    READ,
     Columns,
     Feature,
+    date_forms,
     gaps_of,
+    iso_date,
     parsed,
     parts,
     plain,
@@ -247,16 +251,20 @@ class TableFingerprint:
         columns: how they are read, without levels.
         numbers: feature -> (training rows that have one, mean, spread) of those with at least ``min_count`` rows.
         levels: category -> its levels of at least ``min_count`` training rows, the most frequent ``MOST_LEVELS``.
+        dates: column of dates -> how they may be written, keys of ``DATES`` with | between, and the years between which
+            four in five of at least ``min_count`` lie; 0 and 0 of fewer.
     """
 
     features: tuple[str, ...]
     columns: Known = field(default_factory=dict)
     numbers: Mapping[str, tuple[int, float, float]] = field(default_factory=dict)
     levels: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    dates: Mapping[str, tuple[str, int, int]] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
         """What leaves the site."""
         return {
+            **({"dates": {name: list(one) for name, one in self.dates.items()}} if self.dates else {}),
             "features": list(self.features),
             "columns": {name: one.to_json() for name, one in self.columns.items()},
             "numbers": {name: list(one) for name, one in self.numbers.items()},
@@ -268,7 +276,7 @@ class TableFingerprint:
         """Read ``to_json`` back from whoever sends it; UserError for a key or value that it cannot have."""
         what = f"fingerprint of {site}: table"
         keys = {one.name for one in fields(cls)}
-        if not isinstance(content, Mapping) or set(content) != keys:
+        if not isinstance(content, Mapping) or set(content) | {"dates"} != keys:
             raise UserError(f"{what}: expected the keys {', '.join(sorted(keys))}")
         features = _nonempty_texts(f"{what}: features", content["features"])
         try:
@@ -281,6 +289,13 @@ class TableFingerprint:
         for name, one in numbers.items():
             if not (name in features and isinstance(one, list) and len(one) == 3 and _proper(*one)):
                 raise UserError(f"{what}: {shown(name)}: expected rows, mean and spread, got {shown(one)}")
+        if not isinstance(dates := content.get("dates", {}), Mapping):
+            raise UserError(f"{what}: expected dates of columns")
+        for name, one in dates.items():
+            if not (name in {*features, *(own.since for own in columns.values())} and _dated(one)):
+                raise UserError(
+                    f"{what}: {shown(name)}: expected how dates are written and two years, got {shown(one)}"
+                )
         for name, one in levels.items():
             if name not in features or len(_nonempty_texts(f"{what}: {shown(name)}", one)) > MOST_LEVELS:
                 raise UserError(f"{what}: {shown(name)}: expected a feature with at most {MOST_LEVELS} levels")
@@ -289,6 +304,7 @@ class TableFingerprint:
             without_levels(columns),
             {name: (int(n), float(mean), float(std)) for name, (n, mean, std) in numbers.items()},
             {name: tuple(one) for name, one in levels.items()},
+            {name: (text, low, high) for name, (text, low, high) in dates.items()},
         )
 
 
@@ -296,6 +312,12 @@ def _nonempty_texts(key: str, found: Any) -> tuple[str, ...]:
     if not isinstance(found, list) or not all(isinstance(one, str) and one for one in found):
         raise UserError(f"{key}: expected a list of texts, got {shown(found)}")
     return tuple(found)
+
+
+def _dated(one: Any) -> bool:
+    if not (isinstance(one, list) and [*map(type, one)] == [str, int, int]):
+        return False
+    return {*one[0].split("|")} <= {*DATES} and 0 <= one[1] <= one[2] < 10_000
 
 
 def _proper(n: Any, mean: Any, std: Any) -> bool:
@@ -312,15 +334,29 @@ def table_fingerprint(
     min_count: int,
     *,
     sums_only: bool = False,
+    said: Collection[str] = (),
 ) -> TableFingerprint:
     """What of the training rows ``cells`` may leave; ``min_count`` is the fewest rows that a number or level may be of.
 
     ``gaps`` are words that stand for a missing value. With ``sums_only`` the site hands out numbers of its own in
-    secure sums alone, so none of columns leave here. DataError where a cell is not what its column's kind asks for.
+    secure sums alone, so none of columns leave here. ``said``: columns of which its file says how dates are written,
+    as they now are. DataError where a cell is not what its column's kind asks for.
     """
     kinds, gaps = without_levels(columns), (*gaps, *coded(columns))
     scaled, _ = features_of(features, kinds)
     n = len(cells[features[0]]) if features else 0
+    dates: dict[str, tuple[str, int, int]] = {}
+    for name in dict.fromkeys(name for one in scaled if one.since for name in one.columns):
+        empty = gaps_of(name, gaps)
+        filled = [cell for cell in cells[name] if cell and cell not in empty and plain(cell) not in empty]
+        if forms := date_forms(filled)[: 1 if name in said else None]:
+            years = sorted(int(iso_date(cell, forms[0])[:4]) for cell in filled)
+            shown_years = len(years) >= max(min_count, 1) and not sums_only
+            ends = (years[len(years) // 10], years[-1 - len(years) // 10]) if shown_years else (0, 0)
+            dates[name] = ("|".join(forms), *ends)
+    # What is written otherwise than dates are read has no mean before the site's file says how.
+    odd = {name for name, (text, _, _) in dates.items() if text.partition("|")[0] not in READ}
+    scaled = tuple(one for one in scaled if not (one.since and odd & {*one.columns}))
     values = stacked(scaled, parsed(file, cells, scaled, gaps), n)
     numbers = {}
     for one, column in zip(scaled, values.T):
@@ -338,7 +374,7 @@ def table_fingerprint(
             often = [level for level, count in counts.most_common(MOST_LEVELS) if count >= min_count]
             short = (level for level in often if len(level) <= LONGEST_VALUE and not CONTROL.search(level))
             levels[name] = tuple(in_order(short))
-    return TableFingerprint(tuple(features), kinds, numbers, levels)
+    return TableFingerprint(tuple(features), kinds, numbers, levels, dates)
 
 
 def _rounded(value: float) -> float:

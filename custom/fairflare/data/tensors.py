@@ -52,17 +52,19 @@ class Split:
         targets: int64 (N,), or uint8 masks (N, C, H, W).
         attributes: name -> N values of a sensitive attribute, e.g. "sex"; "" where it is not known.
         patients: int64 (N,), equal where examples are of one patient; None: each example is another patient.
+        identities: as of ``readers.datalist.identities_of``; None: nobody is named.
     """
 
     inputs: Tensor
     targets: Tensor
     attributes: Mapping[str, Sequence[str]] = field(default_factory=dict)
     patients: npt.NDArray[np.int64] | None = None
+    identities: npt.NDArray[np.uint64] | None = None
 
     def __post_init__(self) -> None:
-        several = {} if self.patients is None else {"patients": self.patients}
+        several = {"patients": self.patients, "identities": self.identities}
         for name, values in {"targets": self.targets, **self.attributes, **several}.items():
-            if (n := len(values)) != len(self.inputs):
+            if values is not None and (n := len(values)) != len(self.inputs):
                 raise ValueError(f"{name}: expected {len(self.inputs)} values as there are inputs, got {n}")
 
     def __len__(self) -> int:
@@ -102,8 +104,12 @@ class TensorData:
     """Whether all examples have one."""
     scaling: Scaling | None = None
     """How a table's numbers were scaled; it stays at the site, which needs it for new patients."""
+    keyed: bool = False
+    """Whether the site has a key of its patients' identities, which the server does not know."""
     conversion: Mapping[str, Any] = MappingProxyType({})
     """``SiteConfig.conversion`` by which a table's cells were converted; it stays at the site, too."""
+    source: TensorData | None = None
+    """The images whose features these are."""
     lone: bool = False
     """Whether a last batch of one example is a batch; else it joins the one before, for networks with BatchNorm."""
 
@@ -241,17 +247,17 @@ def as_float(inputs: Tensor) -> Tensor:
 
 
 def normalised(images: Tensor, mean: Sequence[float], std: Sequence[float]) -> Tensor:
-    """(x - mean) / std per channel; without mean as it is. (N, 1, H, W) becomes (N, len(mean), H, W)."""
+    """(x - mean) / std per channel; without mean as it is. (N, 1, ...) becomes (N, len(mean), ...)."""
     if not mean:
         return images
-    centre, scale = (_per_channel(tuple(values), images.device) for values in (mean, std))
+    centre, scale = (_per_channel(tuple(values), images.ndim - 2, images.device) for values in (mean, std))
     return (images - centre) / scale
 
 
 @lru_cache(maxsize=256)
-def _per_channel(values: tuple[float, ...], device: torch.device) -> Tensor:
-    """float32 (C, 1, 1), made once: on a GPU every new one would be copied there while the step waits."""
-    return torch.tensor(values, device=device).view(-1, 1, 1)
+def _per_channel(values: tuple[float, ...], axes: int, device: torch.device) -> Tensor:
+    """float32 (C, 1, 1) for two ``axes``, made once: a GPU would wait while every new one is copied there."""
+    return torch.tensor(values, device=device).view(-1, *(1,) * axes)
 
 
 def augmented(images: Tensor, targets: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
@@ -284,6 +290,7 @@ def described(data: object) -> dict[str, Any]:
     """
     if not isinstance(data, TensorData) or not data.one_shape:
         return {}
+    data = data.source or data
     if data.scaling is not None:
         more = {"conversion": dict(data.conversion)} if data.conversion else {}
         return {"format": FORMAT, "kind": "table", "scaling": data.scaling.to_json(), **more}

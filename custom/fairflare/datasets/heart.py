@@ -179,7 +179,7 @@ def _centres(protocol: str) -> Centres:
         rows[site] = {name: start + part for name, part in split.items()}
         start += n
     table = dict(zip(kept, np.concatenate(cells).T))
-    return Centres(np.concatenate(labels), *inputs_of(protocol).of(table), _attributes(table), rows, KINDS)
+    return Centres(np.concatenate(labels), *inputs_of(protocol).of(table, start), _attributes(table), rows, KINDS)
 
 
 def _flamby_split(labels: np.ndarray) -> dict[str, np.ndarray]:

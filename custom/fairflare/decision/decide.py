@@ -15,9 +15,17 @@ from typing import Any
 
 import numpy as np
 
+from fairflare.decision import own as own_kinds
 from fairflare.decision import regression, sums, validation
 from fairflare.decision import verdicts as rules
-from fairflare.decision.estimands import Estimate, Folds, estimates, margin, net_benefit_difference
+from fairflare.decision.estimands import (
+    Estimate,
+    estimates,
+    loss_difference,
+    margin,
+    mean_over_patients,
+    net_benefit_difference,
+)
 from fairflare.decision.heterogeneity import Between, size
 from fairflare.decision.mix import NO_MIX, Mix, right_part, safe_mix
 from fairflare.decision.regression import MEMBER, OUTSIDE, OWN, Array, Hospital, Others, Rows, Training
@@ -31,20 +39,22 @@ from fairflare.decision.verdicts import (
     Distribution,
     Reason,
     Verdict,
+    is_reversed,
     powers,
-    reversed_slope,
     too_few,
     verdict,
     withheld,
 )
 from fairflare.functional import decision as hierarchical
 from fairflare.functional import slopes
-from fairflare.functional.decision import Normals
+from fairflare.functional.decision import Average, Normals
 from fairflare.functional.slopes import Regressed, Right, sigmoid
 
 NEEDED_NET_BENEFIT = {USE: ("U",), JOIN: ("J",), USE_OR_JOIN: ("U", "J")}
 THRESHOLDS = np.linspace(0.05, 0.95, 19)
 """Of decision curves."""
+RARE = 0.05
+"""Share of an outcome below which U and J are not read from a hospital's regression: those intervals held 90 %."""
 REGRESSED = {"U": OUTSIDE, "J": MEMBER}
 """Estimand that a hospital's regression tells -> the model that it compares with the own one."""
 
@@ -54,11 +64,12 @@ class Assessment:
     """What is estimated at one hospital.
 
     Attributes:
-        models: model -> (P,) coefficients as deployed, of all the hospital's patients.
+        models: model -> (P,) coefficients as deployed, of all the hospital's patients; of "own" the ridge regression.
         risks: model -> (R, N) out of fold.
         estimates: estimand -> estimate from this hospital's own patients; in net benefit too, at a threshold.
         outside: (P,) the others' model before any update.
-        calibration: of that model at this hospital, and the same without an update.
+        logits: (N,) of that model; out of fold where patients are at several hospitals.
+        calibration: of these logits.
         share: the hospital's rows among all.
     """
 
@@ -67,6 +78,7 @@ class Assessment:
     risks: Mapping[str, Array]
     estimates: Mapping[str, Estimate]
     outside: Array
+    logits: Array
     calibration: validation.Calibration
     share: float
 
@@ -81,6 +93,7 @@ class Answer:
         by_regression: U and J, where they can be read from regressions.
         mix, strict_mix: the safe share of the member model, for a loss of the margin at most, and for none.
         columns: as of ``verdicts.never_measured``.
+        gives: as of ``Known.gives``.
     """
 
     hospital: Hospital
@@ -91,6 +104,7 @@ class Answer:
     mix: Mix = NO_MIX
     strict_mix: Mix = NO_MIX
     columns: Mapping[int, str] | None = None
+    gives: Average | None = None
 
     def distribution(self, estimand: str) -> Any:
         """As the verdict takes it: by the hospital's regression, else by outcomes."""
@@ -102,30 +116,31 @@ class Site:
     """A hospital in a decision, with its patients at hand.
 
     Attributes:
+        plan: what is asked.
         folds: (R, N) numbers from 0 to K - 1, all rows of a patient alike; None: nothing is estimated here.
         columns: as of ``verdicts.never_measured``.
         trains: whether its rows are in the sums.
-        regression_route: whether U and J are read from its regression where they can be.
     """
 
     name: str
     hospital: Hospital
+    plan: Plan
     folds: Rows | None
     columns: Mapping[int, str] | None = None
     trains: bool = True
-    regression_route: bool = True
     _own: list[Array] = field(default_factory=list, init=False, repr=False)
     _regression: list[slopes.Fitted] = field(default_factory=list, init=False, repr=False)
     _assessment: list[Assessment] = field(default_factory=list, init=False, repr=False)
 
-    @property
+    @cached_property
     def assessed(self) -> bool:
-        return self.trains and self.folds is not None
+        return self.trains and self.folds is not None and too_few(self.hospital) is None
 
     @property
     def regressed(self) -> bool:
-        """A regression takes rows for patients."""
-        return self.assessed and self.regression_route and self.hospital.n == len(self.hospital.y)
+        """A regression takes rows for patients, the own model for a regression, and its error for a normal one."""
+        of_rows = self.plan.own_model == own_kinds.RIDGE and self.hospital.n == len(self.hospital.y)
+        return self.assessed and of_rows and RARE <= self.hospital.prevalence <= 1 - RARE
 
     def terms(self, known: Known) -> list[float]:
         """What it adds to the next sum."""
@@ -137,35 +152,53 @@ class Site:
             found |= {"regressed": self.regressed, "regressed_patients": self.regressed * self.hospital.n}
         elif place < sums.REFITS_AT:
             found = {"pulls": slopes.shares(self._fit(known).evidence, known.pulls)} if self.regressed else {}
-        elif place < sums.MODELS:
+        elif place < sums.FOLDS_AT:
             name = known.left_out(place)
             found = self._derivatives(known.outside(name)) if self.trains and name != self.name else {}
+        elif place < sums.MODELS:
+            found = self._of_folds(known) if self.trains else {}
         elif self.trains and place == sums.MODELS:
-            found = {"powers": powers(self.hospital)}
+            mine = np.array([float(name == self.name) for name in known.giving])[:, None]
+            found = {
+                "powers": powers(self.hospital),
+                "moves": mine * (self._outside(known) - known.training.coefficients),
+            }
             if self.assessed:
-                rows = len(self.hospital.y)
-                found |= {"rows": rows, "own": rows * self.own_models(known.training.coefficients)[-1]}
+                found |= dict(zip(("own", "rows"), self._exchanged(known), strict=True))
         elif self.assessed:
             one = self.assessment(known)
             make = {sums.MOMENTS: self._moments, sums.SCALES: self._scales, sums.POSTERIORS: self._posteriors}
             found = make[place](known, one)
         return known.packed(found)
 
-    def support(self, known: Known) -> dict[str, Array]:
-        """Kind of sum -> (N,) weight of each row in the next one, for ``privacy.referee``; of Newton's steps alone."""
-        place = known.next
+    def support(self, known: Known) -> list[dict[str, Array]]:
+        """Kind of sum -> (N,) weight of each row, for ``privacy.referee``, of what the next sums tell.
+
+        Of Newton's steps alone. Those without a fold tell of this fold, by their difference from those of all.
+        """
+        place, models, rows = known.next, list[Array](), np.ones((1, len(self.hospital.y)))
         if place < sums.EM_AT:
-            at = known.training.coefficients
-        elif sums.REFITS_AT <= place < sums.MODELS:
-            at = known.outside(known.left_out(place))
-        else:
-            return {}
-        risks = sigmoid(self.hospital.x @ at)
-        return {"score": self.hospital.y - risks, "information": risks * (1 - risks)}
+            models = [known.training.coefficients]
+        elif sums.REFITS_AT <= place < sums.FOLDS_AT:
+            models = [known.outside(known.left_out(place))]
+        elif sums.FOLDS_AT <= place < sums.MODELS:
+            models, rows = [one.coefficients for one in known.without_folds], 1 - self._masks[:-1]
+        each = [(mask, sigmoid(self.hospital.x @ at)) for mask, at in zip(rows, models, strict=False)]
+        return [{"score": m * (self.hospital.y - risks), "information": m * risks * (1 - risks)} for m, risks in each]
 
     def _derivatives(self, at: Array) -> dict[str, Any]:
         gradient, hessian = slopes.derivatives(self.hospital.x, self.hospital.y, at)
         return {"gradient": gradient, "hessian": hessian[np.triu_indices(len(at))]}
+
+    def _of_folds(self, known: Known) -> dict[str, Array]:
+        """As ``_derivatives``, of each federated training without a fold."""
+        x, upper = self.hospital.x, np.triu_indices(len(known.start))
+        risks = sigmoid(np.stack([one.coefficients for one in known.without_folds]) @ x.T)
+        masks, products = self._masks[:-1], x[:, upper[0]] * x[:, upper[1]]
+        return {
+            "gradient": (masks * (self.hospital.y - risks)) @ x,
+            "hessian": (masks * risks * (1 - risks)) @ products,
+        }
 
     def own_models(self, start: Array) -> Array:
         """(R K + 1, P) of every fold and of all; ``start`` only saves steps."""
@@ -177,35 +210,80 @@ class Site:
     def _masks(self) -> Array:
         """(R K + 1, N): rows that train, for each deal and fold; the last are all."""
         assert self.folds is not None
-        each = [deal != fold for deal in self.folds for fold in range(int(self.folds.max()) + 1)]
+        each = [deal != fold for deal in self.folds for fold in range(self.plan.folds)]
         return np.vstack([*each, np.ones(self.folds.shape[1], dtype=bool)]).astype(np.float64)
+
+    def _exchanged(self, known: Known) -> tuple[Array, Array]:
+        """Own coefficients times rows, and rows: of each federated training without a fold, and of all."""
+        own, rows = self.own_models(known.training.coefficients), self._masks.sum(axis=1, keepdims=True)
+        first = 0 if known.plan.trainings else -1
+        return (rows * own)[first:], rows[first:]
+
+    def _outside(self, known: Known) -> Array:
+        """(P,) the others' model."""
+        return known.outside(self.name) if self.name in known.refits else known.training.others(self.hospital)[0]
 
     def assessment(self, known: Known) -> Assessment:
         """Once all models are known."""
         if not self._assessment:
-            one, training = self.hospital, known.training
-            centre, precision = training.others(one)
-            outside = known.outside(self.name) if self.name in known.refits else centre
-            models = known.total(sums.MODELS)
-            rows, own = len(one.y), self.own_models(training.coefficients)
-            elsewhere = models["own"] - rows * own[-1], round(float(models["rows"])) - rows
-            others = Others(outside, centre, precision, elsewhere)
-            self._assessment.append(self.assess(others, own, known.plan, rows / known.rows))
+            one, models, outside = self.hospital, known.total(sums.MODELS), self._outside(known)
+            own, rows = self._exchanged(known)
+            others = Others(
+                outside, *known.training.others(one), own_models=(models["own"] - own, models["rows"] - rows)
+            )
+            if trainings := known.without_folds:
+                each = [t.others(one, rows > 0)[0] for t, rows in zip(trainings, self._masks, strict=False)]
+                members = np.stack([t.coefficients for t in (*trainings, known.training)])
+                others = dataclasses.replace(others, outside=np.stack([*each, outside]), members=members)
+            self._assessment.append(self.assess(others, known.training.coefficients, len(one.y) / known.rows))
         return self._assessment[0]
 
-    def assess(self, others: Others, own: Array, plan: Plan, share: float) -> Assessment:
+    def assess(self, others: Others, start: Array, share: float) -> Assessment:
         """Its models for every fold and of all its patients, and what they are worth out of fold."""
-        assert self.folds is not None
-        one, design = self.hospital, plan.design
+        one, own = self.hospital, self.own_models(start)
         models = {OWN: own, **regression.shared_models(one, others, self._masks, own)}
-        risks = {key: _out_of_fold(one, each, self.folds) for key, each in models.items()}
-        found = estimates(one, risks, design, share)
-        if plan.threshold is not None:
+        risks = {key: self._out_of_fold(sigmoid(each @ one.x.T)) for key, each in models.items()}
+        if (kind := self.plan.own_model) != own_kinds.RIDGE:
+            brought = own_kinds.risks(one, self._masks, own_kinds.maker(kind))
+            risks |= {own_kinds.RIDGE: risks[OWN], OWN: self._out_of_fold(brought)}
+        found = estimates(one, risks, self.plan.design, share)
+        if self.plan.threshold is not None:
             for key, pair in {"U": (OWN, OUTSIDE), "J": (OWN, MEMBER), "D": (OUTSIDE, MEMBER)}.items():
-                found[NET + key] = net_benefit_difference(one, risks[pair[0]], risks[pair[1]], plan.threshold)
-        calibration = validation.calibration(one, one.x @ others.outside)
+                found[NET + key] = net_benefit_difference(one, risks[pair[0]], risks[pair[1]], self.plan.threshold)
+        logits = np.broadcast_to(others.outside, own.shape) @ one.x.T
+        logits = self._out_of_fold(logits).mean(axis=0)
         deployed = {key: each[-1] for key, each in models.items()}
-        return Assessment(one, deployed, risks, found, others.outside, calibration, share)
+        outside = others.outside.reshape(-1, own.shape[1])[-1]
+        return Assessment(one, deployed, risks, found, outside, logits, validation.calibration(one, logits), share)
+
+    def _out_of_fold(self, each: Array) -> Array:
+        """(R, N), each by the model that was fitted without the row's fold, of (R K + 1, N) by all."""
+        assert self.folds is not None
+        dealt = each[:-1].reshape(len(self.folds), -1, self.folds.shape[1])
+        return np.take_along_axis(dealt, self.folds[:, None], axis=1)[:, 0]
+
+    def _given(self, known: Known) -> Array:
+        """(H, 4) of every other hospital: 1, e, e^2 and V of what its patients gain this one, in one deal."""
+        assert self.folds is not None
+        one, rows, found = self.hospital, self._masks[: self.plan.folds], np.zeros((len(known.giving), 4))
+        if not len(found):
+            return found
+        centre, precision = known.training.others(one)
+        some = [t.coefficients for t in known.without_folds[: self.plan.folds]]
+        others = Others(centre, centre, precision, members=np.stack(some) if some else None)
+        member = regression.members(one, others, rows)
+
+        def risks(models: Array, place: Rows = self.folds[:1]) -> Array:
+            of_all = sigmoid(regression.updated(one.x, one.y, rows, models) @ one.x.T)
+            return np.take_along_axis(of_all, place, axis=0)
+
+        joined = risks(member)
+        for k, move in enumerate(known.total(sums.MODELS)["moves"]):
+            if move.any() and known.giving[k] != self.name:
+                without = loss_difference(one.y, risks(member + move), joined)
+                e = mean_over_patients(without, one, self.plan.design.factor)
+                found[k] = 1, e.value, e.value**2, e.variance / e.n
+        return found
 
     # What it adds once its estimates are there.
 
@@ -222,7 +300,8 @@ class Site:
         ]
         found = {
             "assessed": 1,
-            "reversed": reversed_slope(self.hospital, one.outside) < 0,
+            "given": self._given(known),
+            "reversed": is_reversed(one.calibration.slope),
             "moments": moments,
             "values": [(1 / v, e, e**2, v) for e, v in self._values(one)],
             "right": 1 / self._right(one, "J").variance,
@@ -267,8 +346,7 @@ class Site:
 
     def _right(self, one: Assessment, estimand: str) -> Right:
         """By outcomes."""
-        assert self.folds is not None
-        return right_part(self.hospital, one.risks[OWN], one.risks[REGRESSED[estimand]], _design(self.folds))
+        return right_part(self.hospital, one.risks[OWN], one.risks[REGRESSED[estimand]], self.plan.design)
 
     def _by_regression(self, known: Known, one: Assessment, estimand: str) -> Regressed:
         of, x = slopes.Slopes.of(self._fit(known), known.pulls), self.hospital.x
@@ -298,10 +376,9 @@ class Site:
         mix, strict = (safe_mix(q, right, limit) for limit in limits)
         models = known.total(sums.MODELS)
         others_features = rules.Others(known.rows - len(self.hospital.y), models["powers"] - powers(self.hospital))
-        found = Answer(
-            self.hospital, Verdict(UNTOLD, UNTOLD), one, by_outcomes, by_regression, mix, strict, self.columns
-        )
-        return self.judged(found, known.plan, others_features, known.pooled)
+        more = self.columns, known.gives(self.name)
+        found = Answer(self.hospital, Verdict(UNTOLD, UNTOLD), one, by_outcomes, by_regression, mix, strict, *more)
+        return self.judged(found, others_features, known.pooled)
 
     def _posterior_right(self, known: Known, one: Assessment) -> Normals:
         part, f = self._right(one, "J"), known.plan.design.factor
@@ -311,11 +388,11 @@ class Site:
         others = known.right.without(self._right_terms(known, one))
         return others.given(part.a, part.variance, x, (f - 1) * part.variance, slopes.UNLIKE)
 
-    def judged(self, found: Answer, plan: Plan, others: rules.Others | None, pooled: bool) -> Answer:
+    def judged(self, found: Answer, others: rules.Others | None, pooled: bool) -> Answer:
         """By the rules, unless a detector or the net benefit speaks against it; ``others``: as of ``withheld``."""
-        one = found.assessment
+        one, plan = found.assessment, self.plan
         assert one is not None
-        if why := withheld(self.hospital, others, one.outside, one.estimates, self.columns):
+        if why := withheld(self.hospital, others, one.calibration.slope, one.estimates, self.columns):
             given = Verdict(UNTOLD, UNTOLD, reason=why)
         else:
             u, j, d = (found.distribution(key) for key in ("U", "J", "D"))
@@ -346,28 +423,22 @@ class Decision:
 def decide(
     hospitals: Mapping[str, Hospital],
     folds: Mapping[str, Rows],
+    plan: Plan,
     *,
-    threshold: float | None = None,
-    worthwhile: float = 0.0,
     columns: Mapping[int, str] | None = None,
-    regression_route: bool = True,
     tell_apart: bool = True,
 ) -> Decision:
     """All of it in place: one training, then an answer for every hospital.
 
     Args:
         hospitals: name -> rows; all take part in the training, whatever their size.
-        folds: name -> (R, N) numbers from 0 to K - 1, all rows of a patient alike; of hospitals that are assessed.
-        threshold: the risk from which on the clinic treats; None: no net benefit.
-        worthwhile: the smallest net benefit per patient that matters.
+        folds: name -> (R, N) numbers from 0 to K - 1, all rows of a patient alike; of hospitals that are assessed, and
+            of all where patients are at several hospitals.
+        plan: what is asked.
         columns: as of ``verdicts.never_measured``.
-        regression_route: read U and J of question 1 by each hospital's regression where it can be had.
         tell_apart: False: as under secure sums, where nobody's outside model is refit.
     """
-    places = {name: None if too_few(one) else folds[name] for name, one in hospitals.items()}
-    sites = [Site(n, one, places[n], columns, regression_route=regression_route) for n, one in hospitals.items()]
-    design = _design(next((one for one in places.values() if one is not None), np.ones((1, 1), dtype=np.int64)))
-    plan = Plan(design.folds, design.deals, threshold, worthwhile)
+    sites = [Site(n, one, plan, folds.get(n), columns) for n, one in hospitals.items()]
     start = (0.0,) * sites[0].hospital.x.shape[1]
     known = Known(plan, start, tuple(hospitals) if tell_apart else ())
     while known.next < PLACES:
@@ -375,33 +446,12 @@ def decide(
     return Decision(known, {site.name: site.answer(known) for site in sites})
 
 
-def decide_outside(
-    training: Training,
-    rows: int,
-    hospital: Hospital,
-    folds: Rows,
-    *,
-    threshold: float | None = None,
-    worthwhile: float = 0.0,
-) -> Answer:
+def decide_outside(training: Training, rows: int, hospital: Hospital, folds: Rows, plan: Plan) -> Answer:
     """Answer a hospital that took no part, at the hospital: ``training`` is all that it needs of the others.
 
     Its own patients alone speak (``verdicts.verdict``, not pooled). ``rows``: of all who trained; ``folds``: (R, N).
     """
-    design, site = _design(folds), Site("outside", hospital, folds)
-    plan = Plan(design.folds, design.deals, threshold, worthwhile)
+    site = Site("outside", hospital, plan, folds)
     others = Others(training.coefficients, training.coefficients, training.hessian)
-    own, share = site.own_models(training.coefficients), len(hospital.y) / (len(hospital.y) + rows)
-    one = site.assess(others, own, plan, share)
-    found = Answer(hospital, Verdict(UNTOLD, UNTOLD), one, dict(one.estimates))
-    return site.judged(found, plan, None, False)
-
-
-def _design(folds: Rows) -> Folds:
-    return Folds(int(folds.max()) + 1, len(folds))
-
-
-def _out_of_fold(hospital: Hospital, models: Array, folds: Rows) -> Array:
-    """(R, N) risks, each by the model that was fitted without the row's fold."""
-    risks = sigmoid(models[:-1] @ hospital.x.T).reshape(len(folds), -1, folds.shape[1])
-    return np.take_along_axis(risks, folds[:, None], axis=1)[:, 0]
+    one = site.assess(others, training.coefficients, len(hospital.y) / (len(hospital.y) + rows))
+    return site.judged(Answer(hospital, Verdict(UNTOLD, UNTOLD), one, dict(one.estimates)), None, False)

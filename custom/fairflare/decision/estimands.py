@@ -6,6 +6,7 @@
     D   loss(outside) - loss(member) = J - U           what its own participation adds to itself
     E   loss(own) - loss(one exchange of coefficients)
     EJ  loss(one exchange) - loss(member)              what rounds add to one exchange
+    G   mean over the others of loss(without this hospital) - loss(member)   what its own participation gives them
 
 The loss is the Brier score, of the models as deployed, that is of all patients.
 """
@@ -38,10 +39,11 @@ LEARNING_EXPONENT = 0.7
 
 @dataclass(frozen=True)
 class Folds:
-    """How patients are dealt: K folds, R times."""
+    """How patients are dealt: K folds, R times; ``federation``: no hospital's patients of a fold train."""
 
     folds: int = 5
     deals: int = 2
+    federation: bool = False
 
     @property
     def kappa(self) -> float:
@@ -55,6 +57,8 @@ class Folds:
 
     def stretch(self, share: float) -> float:
         """Of D: fold models lack 1 / K of the hospital's patients, who are ``share`` of all; K / (K - 1) at share 0."""
+        if self.federation:
+            return 1.0
         return self.folds / (self.folds - 1) * (1 - share / self.folds)
 
 

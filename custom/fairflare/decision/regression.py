@@ -52,18 +52,27 @@ class Hospital:
         y: (N,) outcomes, 0 or 1.
         patient: (N,) whose row each is, numbers from 0 to n - 1.
         grouped: whether the table names patients; if not, each row is taken for another patient.
+        identities: as of ``Split``.
     """
 
     x: Array
     y: Array
     patient: Rows
     grouped: bool = True
+    identities: npt.NDArray[np.uint64] | None = None
 
     @classmethod
-    def of(cls, x: Array, y: Array, patients: npt.NDArray[np.generic] | None = None) -> Hospital:
+    def of(
+        cls,
+        x: Array,
+        y: Array,
+        patients: npt.NDArray[np.generic] | None = None,
+        identities: npt.NDArray[np.uint64] | None = None,
+    ) -> Hospital:
         """From rows with patients under any names; None: the table names none."""
         number = np.arange(len(y)) if patients is None else np.unique(patients, return_inverse=True)[1]
-        return cls(np.asarray(x, np.float64), np.asarray(y, np.float64), number, patients is not None)
+        named = not (patients is None and identities is None)
+        return cls(np.asarray(x, np.float64), np.asarray(y, np.float64), number, named, identities)
 
     @cached_property
     def n(self) -> int:
@@ -86,9 +95,9 @@ class Training:
     coefficients: Array
     hessian: Array
 
-    def others(self, hospital: Hospital) -> tuple[Array, Array]:
-        """The outside model (P,) of a hospital that took part, and Q (P, P) of all others."""
-        gradient, hessian = derivatives(hospital.x, hospital.y, self.coefficients)
+    def others(self, hospital: Hospital, rows: Array | slice = slice(None)) -> tuple[Array, Array]:
+        """The outside model (P,) of a hospital whose ``rows`` took part, and Q (P, P) of all others."""
+        gradient, hessian = derivatives(hospital.x[rows], hospital.y[rows], self.coefficients)
         q = self.hessian - hessian
         return self.coefficients - np.linalg.solve(q, gradient), q
 
@@ -224,15 +233,25 @@ class Others:
     """What the others tell a hospital, all of it sums over them.
 
     Attributes:
-        outside: (P,) their model.
+        outside: (P,) their model; (B, P) where folds are of the whole federation.
         centre, precision: (P,) and (P, P): their log likelihood about the model of all, for the member model.
-        own_models: sum of rows times own coefficients, and rows: one exchange; None: it was not made.
+        own_models: sums of rows times own coefficients, and of rows: one exchange; None: it was not made.
+        members: (B, P) member models, where folds are of the whole federation.
     """
 
     outside: Array
     centre: Array
     precision: Array
-    own_models: tuple[Array, int] | None = None
+    own_models: tuple[Array, Array] | None = None
+    members: Array | None = None
+
+
+def members(hospital: Hospital, others: Others, training_rows: Array) -> Array:
+    """(B, P) member models, before the update; (B, N) ``training_rows`` of 0 and 1."""
+    if others.members is not None:
+        return others.members
+    precision = np.tile(others.precision, (len(training_rows), 1, 1))
+    return penalised(hospital.x, hospital.y, training_rows, others.centre, precision, others.centre)
 
 
 def shared_models(hospital: Hospital, others: Others, training_rows: Array, own: Array) -> dict[str, Array]:
@@ -241,11 +260,10 @@ def shared_models(hospital: Hospital, others: Others, training_rows: Array, own:
     The outside model, before its update, is the same in every fold, as it never saw the hospital's patients.
     ``training_rows``: (B, N) of 0 and 1; ``own``: (B, P) of ``own_models``.
     """
-    x, y, many = hospital.x, hospital.y, len(training_rows)
-    member = penalised(x, y, training_rows, others.centre, np.tile(others.precision, (many, 1, 1)), others.centre)
+    x, y = hospital.x, hospital.y
     found = {
-        OUTSIDE: updated(x, y, training_rows, np.tile(others.outside, (many, 1))),
-        MEMBER: updated(x, y, training_rows, member),
+        OUTSIDE: updated(x, y, training_rows, np.broadcast_to(others.outside, own.shape)),
+        MEMBER: updated(x, y, training_rows, members(hospital, others, training_rows)),
     }
     if others.own_models is not None:
         total, elsewhere = others.own_models

@@ -3,20 +3,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+import dataclasses
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
 import numpy as np
 
+from fairflare.core.errors import UserError
 from fairflare.core.types import MOST_EXAMPLES, Number
 from fairflare.data.tensors import Split
 from fairflare.decision import validation
-from fairflare.decision.decide import THRESHOLDS, Answer, Assessment, Decision, Site, decide, decide_outside
+from fairflare.decision.decide import THRESHOLDS, Answer, Assessment, Decision, decide, decide_outside
 from fairflare.decision.estimands import ESTIMANDS, Estimate, margin
 from fairflare.decision.heterogeneity import MIN_HOSPITALS, Between
 from fairflare.decision.mix import Mix
-from fairflare.decision.regression import ENSEMBLE, MEMBER, OUTSIDE, OWN, Hospital, Training
-from fairflare.decision.sums import CALIBRATION, NET, Known, Plan
+from fairflare.decision.own import RIDGE
+from fairflare.decision.regression import ENSEMBLE, MEMBER, OUTSIDE, OWN, Array, Hospital, Training
+from fairflare.decision.sums import CALIBRATION, NET, PATIENTS_PER_COEFFICIENT, Known, Plan
 from fairflare.decision.verdicts import (
     ADDS,
     ALONE,
@@ -31,9 +34,10 @@ from fairflare.decision.verdicts import (
     Reason,
     too_few,
 )
+from fairflare.functional.decision import LEAST_DISAGREEMENT, Average
 from fairflare.functional.slopes import sigmoid
 from fairflare.tasks.base import Task
-from fairflare.tasks.folds import dealt, everyone
+from fairflare.tasks.folds import dealt, dealt_alike, everyone
 from fairflare.tasks.metrics import auc
 
 Json = dict[str, Any]
@@ -42,27 +46,25 @@ ANSWERS = {
     USE: "use the others' model with your own calibration: joining adds nothing that matters",
     JOIN: "join",
     USE_OR_JOIN: "use or join: between them there is no difference that matters to you",
-    UNTOLD: "cannot be told whether to share",
+    UNTOLD: "not clear whether to share",
 }
 PARTICIPATION = {
     ADDS: "joining adds to using",
     SAME: "joining adds nothing that matters to using",
     COSTS: "joining costs, compared with using",
-    UNTOLD: "what joining adds cannot be told",
+    UNTOLD: "not clear whether joining adds",
 }
-MAX_COLUMNS = 200
-"""Features beyond which the Hessians of all folds are too large for one machine."""
+MAX_COLUMNS, COMPONENTS = 200, 50
+"""Features beyond which the decision is made on principal components, at most so many: Hessians would be too large."""
 MIN_AUC = 0.55
 """Below it no sample size is worth naming."""
-FEW = "too_few"
-"""Code of a hospital whose patients are too few to be read at all."""
 
 
 def hospital_of(patients: Split, event: int) -> Hospital:
     """Its rows, the outcome being the class ``event``."""
     x = np.asarray(patients.inputs.cpu(), dtype=np.float64)
     y = (patients.labels.cpu().numpy() == event).astype(np.float64)
-    return Hospital.of(np.hstack([np.ones((len(x), 1)), x]), y, patients.patients)
+    return Hospital.of(np.hstack([np.ones((len(x), 1)), x]), y, patients.patients, patients.identities)
 
 
 def hospital_at(data: Any, event: int) -> Hospital:
@@ -70,23 +72,47 @@ def hospital_at(data: Any, event: int) -> Hospital:
     return hospital_of(everyone(data), event)
 
 
-def site_of(
-    name: str, one: Hospital, plan: Plan, columns: Mapping[int, str] | None = None, trains: bool = True
-) -> Site:
-    """With its folds; arguments as of ``Site``."""
-    folds = None if too_few(one) else _dealt(name, one, plan)
-    return Site(name, one, folds, columns, trains)
+def on_components(hospitals: Mapping[str, Hospital]) -> tuple[dict[str, Hospital], int, Callable[[Array], Array]]:
+    """Hospitals of more than ``MAX_COLUMNS`` features on principal components, how many these are, and what moves rows.
+
+    They come from sums over hospitals of features and their products; no outcome is in them. They are scaled alike, to
+    a mean square of 1. 0: the hospitals as they are.
+    """
+    each = [one.x[:, 1:] for one in hospitals.values()]
+    n, width = sum(map(len, each)), each[0].shape[1]
+    if width <= MAX_COLUMNS:
+        return dict(hospitals), 0, lambda x: x
+    centre = np.sum([x.sum(axis=0) for x in each], axis=0) / n
+    count = max(1, min(COMPONENTS, n // PATIENTS_PER_COEFFICIENT))
+    products = np.sum([x.T @ x for x in each], axis=0) / n - np.outer(centre, centre)
+    sizes, axes = (part[..., -count:] for part in np.linalg.eigh(products))
+    axes = axes / max(float(sizes.mean()), LEAST_DISAGREEMENT) ** 0.5
+
+    def moved(x: Array) -> Array:
+        return np.hstack([x[:, :1], (x[:, 1:] - centre) @ axes])
+
+    return {name: dataclasses.replace(one, x=moved(one.x)) for name, one in hospitals.items()}, count, moved
 
 
-def _dealt(name: str, one: Hospital, plan: Plan) -> Any:
-    labels, patients = one.y.astype(np.int64), one.patient if one.grouped else None
-    return np.stack([dealt(labels, plan.folds, deal, name, patients) for deal in range(plan.deals)])
+def folds_of(name: str, one: Hospital, plan: Plan) -> Any:
+    """(R, N), see ``Site``; None: nothing is estimated, and everybody trains.
+
+    Raises UserError: patients at several hospitals, and no column says who they are.
+    """
+    if plan.shared_patients:
+        if one.identities is None:
+            raise UserError(f"--shared-patients: {name}: expected a table with the column patient, got none")
+        return np.stack([dealt_alike(one.identities, plan.folds, deal) for deal in range(plan.deals)])
+    labels, patients = one.y.astype(np.int64), one.patient if one.n < len(one.y) else None
+    deals = range(0 if too_few(one) else plan.deals)
+    return np.stack([dealt(labels, plan.folds, deal, name, patients) for deal in deals]) if deals else None
 
 
 def decision_of(hospitals: Mapping[str, Hospital], plan: Plan, columns: Mapping[int, str] | None) -> Decision:
     """As ``decide``, with each hospital's patients dealt into folds."""
-    folds = {name: _dealt(name, one, plan) for name, one in hospitals.items() if not too_few(one)}
-    return decide(hospitals, folds, threshold=plan.threshold, worthwhile=plan.worthwhile, columns=columns)
+    return decide(
+        hospitals, {name: folds_of(name, one, plan) for name, one in hospitals.items()}, plan, columns=columns
+    )
 
 
 def measurements(task: Task) -> dict[int, str] | None:
@@ -101,30 +127,28 @@ def outside_decision_of(
 ) -> Json:
     """Of a hospital that took no part, in 5 folds dealt 10 times; ``rows``: of all who did."""
     one, plan = hospital_of(patients, event), Plan(5, 10, threshold, worthwhile)
-    folds = _dealt("outside", one, plan)
-    answer = decide_outside(training, rows, one, folds, threshold=threshold, worthwhile=worthwhile)
+    answer = decide_outside(training, rows, one, folds_of("outside", one, plan), plan)
     return content(plan, {"outside": row_of(answer, plan)})
 
 
-def content(plan: Plan, rows: Mapping[str, Json], known: Known | None = None) -> Json:
+def content(plan: Plan, rows: Mapping[str, Json], known: Known | None = None, components: int = 0) -> Json:
     """The content of ``decision.json``.
 
     Args:
         rows: hospital -> ``row_of``.
         known: all sums; None: each hospital speaks for itself.
+        components: as of ``on_components``.
     """
     averages = known.averages() if known else {}
     pooled = bool(averages)
-    few = f"fewer than {MIN_HOSPITALS} hospitals: each is answered from its own patients alone"
+    few = f"fewer than {MIN_HOSPITALS} hospitals, or too unlike ones: each is answered from its own patients alone"
     return {
         "score": "brier",
-        "folds": plan.folds,
-        "deals": plan.deals,
+        **dataclasses.asdict(plan),
         "factor": plan.design.factor,
-        "threshold": plan.threshold,
-        "worthwhile": plan.worthwhile,
         "refits": list(known.refits) if known else [],
         "pooled": pooled,
+        "components": components,
         "note": "" if pooled else few,
         "sites": dict(rows),
         "averages": {key: _between(averages[key]) for key in averages if key in ESTIMANDS},
@@ -132,23 +156,6 @@ def content(plan: Plan, rows: Mapping[str, Json], known: Known | None = None) ->
         "expected_false": expected_false(rows),
         "thresholds": THRESHOLDS.tolist(),
     }
-
-
-CONTENT = (
-    "score",
-    "folds",
-    "deals",
-    "factor",
-    "threshold",
-    "worthwhile",
-    "refits",
-    "pooled",
-    "note",
-    "averages",
-    "calibration",
-    "thresholds",
-)
-"""Keys of ``content`` beside the rows and what follows from them."""
 
 
 def expected_false(rows: Mapping[str, Json]) -> float:
@@ -159,7 +166,7 @@ def expected_false(rows: Mapping[str, Json]) -> float:
 def left_aside(why: str) -> Json:
     """Of a hospital whose patients are too few to be read."""
     none = {"patients": 0, "margin": 0.0, "p_false": 0.0, "verdict": UNTOLD, "participation": UNTOLD}
-    return {**none, "reason_code": FEW, "reason": why, "sentence": why}
+    return {**none, "reason_code": "too_few", "reason": why, "sentence": why}
 
 
 def row_of(answer: Answer, plan: Plan) -> Json:
@@ -180,6 +187,7 @@ def row_of(answer: Answer, plan: Plan) -> Json:
     each = {key: _interval(one, answer.distribution(key)) for key, one in assessed.estimates.items()}
     row["estimands"] = {key: each[key] for key in ESTIMANDS if key in each}
     row["net_benefit"] = {key.removeprefix(NET): of for key, of in each.items() if key.startswith(NET)}
+    row |= {} if answer.gives is None else {"gives": answer.gives._asdict()}
     row["mix"], row["strict_mix"] = answer.mix._asdict(), answer.strict_mix._asdict()
     row["minimum_patients"] = _minimum_patients(assessed)
     row["outside"] = _outside(assessed, plan.threshold)
@@ -219,7 +227,7 @@ def _between(one: Between) -> Json:
 
 def _outside(one: Assessment, threshold: float | None) -> Json:
     """Internal-external validation: the others' model at this hospital, without an update."""
-    y, risks = one.hospital.y, sigmoid(one.hospital.x @ one.outside)
+    y, risks = one.hospital.y, sigmoid(one.logits)
     row: Json = {"brier": float(((risks - y) ** 2).mean()), "auc": auc(risks, y > 0.5)}
     for key in CALIBRATION:
         value, variance = getattr(one.calibration, key)
@@ -239,7 +247,7 @@ def _minimum_patients(assessed: Assessment) -> Json:
 
 
 def sentence(answer: str, participation: str, reason: str = "") -> str:
-    """ "cannot be told whether to share (why); joining adds to using"."""
+    """ "not clear whether to share (why); joining adds to using"."""
     if reason.startswith(TOO_FEW):
         return reason
     why = f" ({reason})" if reason else ""
@@ -279,6 +287,8 @@ def _numbers(plan: Plan) -> Iterator[tuple[str, tuple[float, float], str]]:
             for part in OF_INTERVAL:
                 yield f"{kind}.{key}.{part}", (-FAR, FAR), f"{kind}: {key}, {part}"
             yield f"{kind}.{key}.p_below_zero", RATE, f"{kind}: probability that {key} is below 0"
+    for part in Average._fields:
+        yield f"gives.{part}", DIFFERENCE, f"gain in Brier score of the other hospitals by this one's patients: {part}"
     for kind in ("mix", "strict_mix"):
         for name in Mix._fields:
             yield f"{kind}.{name}", DIFFERENCE, f"safe share of the member model: {name}"
@@ -292,7 +302,7 @@ def _numbers(plan: Plan) -> Iterator[tuple[str, tuple[float, float], str]]:
             yield f"outside.{key}.{part}", (-FAR, FAR), f"the same, calibration: {key}, {part}"
     if plan.threshold is not None:
         yield "outside.net_benefit", (-FAR, 1.0), "the same, net benefit at the threshold"
-    for model in (OWN, OUTSIDE, MEMBER, ENSEMBLE):
+    for model in (OWN, OUTSIDE, MEMBER, ENSEMBLE, RIDGE):
         for name in ("brier", "auc"):
             yield f"models.{model}.{name}", RATE, f"{name} of the model {model!r} out of fold"
 

@@ -7,7 +7,9 @@ under secure sums the same sums are made, so that the decision is the same.
     Newton's steps    gradients and Hessians of everybody's regression, see ``regression``
     EM's steps        how much hospitals' slopes differ, see ``functional.slopes``; at four hospitals or more
     refits            Newton's steps without a hospital that has more than ``REFIT_SHARE`` of all rows; in the clear
-    MODELS            own coefficients, for one exchange; powers of the features, for columns that were never measured
+    folds             Newton's steps without each fold of everybody, where patients are at several hospitals
+    MODELS            own coefficients, for one exchange; powers of the features, for columns that were never measured;
+                      how each hospital moves the model of all, for what it gives to others; in the clear
     MOMENTS           estimates and their variances
     SCALES            precisions of smoothed variances; terms of averages
     POSTERIORS        terms of each estimand's distribution over hospitals, see ``heterogeneity``
@@ -24,14 +26,22 @@ import numpy as np
 
 from fairflare.decision.estimands import ESTIMANDS, Folds
 from fairflare.decision.heterogeneity import MIN_HOSPITALS, Between
+from fairflare.decision.own import RIDGE
 from fairflare.decision.regression import REFIT_SHARE, Array, Training
 from fairflare.functional import decision, slopes
-from fairflare.functional.decision import Hospitals
+from fairflare.functional.decision import Average, Hospitals
 
 EM_AT, REFITS_AT, MAX_REFITS = slopes.STEPS, slopes.STEPS + slopes.EM_STEPS, 3
-MODELS = REFITS_AT + MAX_REFITS * slopes.STEPS
+FOLDS_AT = REFITS_AT + MAX_REFITS * slopes.STEPS
+MODELS = FOLDS_AT + slopes.STEPS
 MOMENTS, SCALES, POSTERIORS, PLACES = MODELS + 1, MODELS + 2, MODELS + 3, MODELS + 4
 """Places of the sums; Newton's steps begin at 0, EM's at ``EM_AT``, each refit's ``STEPS`` places after the other."""
+CLOSE = 1e-6
+MAX_RESIDUAL = 8.0
+"""Of log variances of U and J about their line, where outcomes are as rare as 3 % up to 4: beyond it hospitals are too
+unlike, and a smoothed variance tells of none."""
+MIN_GIVEN = 2
+"""Other hospitals, from which on their mean does not tell of one alone."""
 PATIENTS_PER_COEFFICIENT = 10
 """Patients of all hospitals for each coefficient, from which on U and J are read from regressions."""
 POWERS = 4
@@ -54,16 +64,25 @@ class Plan:
         folds, deals: K >= 2 and R >= 1.
         threshold: the risk from which on the clinic treats; None: no net benefit.
         worthwhile: the smallest net benefit per patient that matters.
+        own_model: what a hospital has alone, see ``own``.
+        shared_patients: some patients are at several hospitals, so that folds are of the whole federation.
     """
 
     folds: int = 5
     deals: int = 10
     threshold: float | None = None
     worthwhile: float = 0.0
+    own_model: str = RIDGE
+    shared_patients: bool = False
 
     @property
     def design(self) -> Folds:
-        return Folds(self.folds, self.deals)
+        return Folds(self.folds, self.deals, self.shared_patients)
+
+    @property
+    def trainings(self) -> int:
+        """Federated trainings without a fold."""
+        return self.folds * self.deals if self.shared_patients else 0
 
     @property
     def estimands(self) -> tuple[str, ...]:
@@ -100,17 +119,21 @@ class Known:
     def shapes(self, place: int) -> Shapes:
         """Name of a block -> its shape, of one of the sums."""
         p, estimands, averaged = len(self.start), len(self.plan.estimands), len(AVERAGED)
+        trainings, giving = self.plan.trainings, len(self.giving)
         newton: Shapes = {"gradient": (p,), "hessian": (p * (p + 1) // 2,)}
         if place < EM_AT:
             return {"rows": (), "regressed": (), "regressed_patients": (), "rows_of": (len(self.names),), **newton}
         if place < REFITS_AT:
             return {"pulls": (len(slopes.PULLS),)}
-        if place < MODELS:
+        if place < FOLDS_AT:
             return newton
+        if place < MODELS:
+            return {key: (trainings, *shape) for key, shape in newton.items()}
         later: list[Shapes] = [
-            {"rows": (), "own": (p,), "powers": (POWERS, p)},
+            {"rows": (trainings + 1, 1), "own": (trainings + 1, p), "powers": (POWERS, p), "moves": (giving, p)},
             {
                 "assessed": (),
+                "given": (giving, 4),
                 "reversed": (),
                 "moments": (estimands, 6),
                 "values": (averaged, 4),
@@ -142,7 +165,33 @@ class Known:
 
     def total(self, place: int) -> Blocks:
         """The blocks of a sum that is known."""
-        above, below = np.split(np.array(self.sums[place]), 2)
+        return self._blocks(place, self.sums[place])
+
+    def is_plausible(self, part: Sequence[float], rows: int) -> bool:
+        """Whether a hospital of so many rows may add these numbers to the next sum.
+
+        Terms of a distribution must be those of one value, with no more weight than so many patients have. Else a
+        hospital that lies in its range would speak for all others.
+        """
+        blocks, spread = self._blocks(self.next, part), decision.spreads() ** 2
+        least = [min(self.noise(k, n) for n in (1, rows)) for k in range(len(self.plan.estimands))]
+        limits = 1 / np.array(least) if self.next == SCALES else np.zeros(0)
+        if self.next == SCALES and (blocks["precisions"] > (1 + CLOSE) * limits).any():
+            return False
+        for name in blocks.keys() & {"averages", "right", "terms"}:
+            one = blocks[name].reshape(-1, *TERMS)
+            floors = [v / self.scale(k) ** 2 for k, v in enumerate(least)] if name == "terms" else [0.0] * len(one)
+            for terms, floor in zip(one, floors, strict=True):
+                w, wx, wxx, wz, wxz, wzz, logs = terms.T
+                if terms.any() and not (
+                    ((w > 0) & (w <= (1 + CLOSE) / (floor + spread))).all()
+                    and np.allclose([w * wxx, w * wzz, w * wxz, np.exp(logs)], [wx**2, wz**2, wx * wz, w], CLOSE, 1e-9)
+                ):
+                    return False
+        return True
+
+    def _blocks(self, place: int, numbers: Sequence[float]) -> Blocks:
+        above, below = np.split(np.array(numbers), 2)
         found, at = {}, 0
         for name, shape in self.shapes(place).items():
             size = math.prod(shape)
@@ -160,7 +209,7 @@ class Known:
             return max(last + 1, EM_AT)
         if last < MODELS:
             waiting = (first for first in map(self._refit_at, self.refits) if not self._steps(first)[2])
-            first = next(waiting, MODELS)
+            first = next(waiting, MODELS if self._fold_steps[1] else FOLDS_AT)
             return first + sum(first <= place < first + slopes.STEPS for place in self.sums)
         return PLACES if last == MOMENTS and not self.pooled else last + 1
 
@@ -186,6 +235,24 @@ class Known:
         return Training(*self._newton[:2])
 
     @cached_property
+    def _fold_steps(self) -> tuple[list[Training], bool]:
+        found = [Training(self._newton[0], np.zeros((0, 0)))] * self.plan.trainings
+        done = not found
+        for place in range(FOLDS_AT, MODELS):
+            if place in self.sums:
+                total, n = self.total(place), len(self.start)
+                sums = zip(found, total["gradient"], total["hessian"], strict=True)
+                each = [slopes.stepped(one.coefficients, g, symmetric(h, n)) for one, g, h in sums]
+                found = [Training(at, hessian) for at, hessian, _ in each]
+                done = all(ended for *_, ended in each) or place == MODELS - 1
+        return found, done
+
+    @property
+    def without_folds(self) -> list[Training]:
+        """The federated trainings without each deal's folds, so far; empty unless patients are at several hospitals."""
+        return self._fold_steps[0]
+
+    @cached_property
     def _first(self) -> Blocks:
         return self.total(0)
 
@@ -203,11 +270,11 @@ class Known:
 
     @cached_property
     def refits(self) -> tuple[str, ...]:
-        """The hospitals without which the others train once more."""
+        """The hospitals without which the others train once more; nobody with folds of the whole federation."""
         return tuple(
             name
             for name, rows in zip(self.names, self._first["rows_of"], strict=True)
-            if rows > REFIT_SHARE * self.rows
+            if rows > REFIT_SHARE * self.rows and not self.plan.trainings
         )
 
     def _refit_at(self, name: str) -> int:
@@ -220,6 +287,11 @@ class Known:
     def left_out(self, place: int) -> str:
         """Who adds nothing to a sum of a refit."""
         return self.refits[(place - REFITS_AT) // slopes.STEPS]
+
+    @property
+    def giving(self) -> tuple[str, ...]:
+        """Hospitals of which it may be said what their patients give to others."""
+        return self.names if len(self.names) > MIN_GIVEN else ()
 
     # How much slopes differ.
 
@@ -243,8 +315,9 @@ class Known:
 
     @property
     def pooled(self) -> bool:
-        """Whether hospitals are read together."""
-        return self.assessed >= MIN_HOSPITALS
+        """Whether hospitals are read together: enough of them, whose variances can be smoothed."""
+        variances = (self._smoothed(k).residual for k in range(2))  # of U and J
+        return self.assessed >= MIN_HOSPITALS and max(variances) < MAX_RESIDUAL
 
     @property
     def by_regression(self) -> bool:
@@ -257,7 +330,10 @@ class Known:
 
     def noise(self, k: int, n: int) -> float:
         """V of the ``k``-th estimand at a hospital of n patients, smoothed over hospitals."""
-        return decision.Smoothed(symmetric(self._moments["moments"][k], 3)).at([n]) / n
+        return self._smoothed(k).at([n]) / n
+
+    def _smoothed(self, k: int) -> decision.Smoothed:
+        return decision.Smoothed(symmetric(self._moments["moments"][k], 3))
 
     def average_scale(self, k: int) -> float:
         return decision.scale(self.assessed, float(self._moments["values"][k, 0]))
@@ -281,6 +357,14 @@ class Known:
     def hospitals(self, k: int) -> Hospitals:
         """Of the ``k``-th estimand."""
         return Hospitals(self.scale(k), self.total(POSTERIORS)["terms"][k])
+
+    def gives(self, name: str) -> Average | None:
+        """G: the mean over the other hospitals of what this one's patients gain them, in Brier score.
+
+        None where fewer than ``MIN_GIVEN`` others are assessed, and under secure sums.
+        """
+        total = self._moments["given"][self.giving.index(name)] if name in self.giving else (0.0,)
+        return decision.average(total) if round(total[0]) >= MIN_GIVEN else None
 
     def averages(self) -> dict[str, Between]:
         """Of ``AVERAGED``, every hospital counting once; empty below ``MIN_HOSPITALS``.

@@ -15,7 +15,6 @@ import numpy as np
 
 from fairflare.decision.estimands import Estimate
 from fairflare.decision.regression import Array, Hospital
-from fairflare.decision.validation import calibration
 
 ALONE, USE, JOIN, USE_OR_JOIN, UNTOLD = "alone", "use", "join", "use or join", "cannot be told"
 ADDS, SAME, COSTS = "joining adds", "same", "joining costs"
@@ -114,7 +113,7 @@ def too_few(hospital: Hospital) -> Reason | None:
 def withheld(
     hospital: Hospital,
     others: Others | None,
-    outside: Array,
+    slope: tuple[float, float],
     estimates: Mapping[str, Estimate],
     columns: Mapping[int, str] | None = None,
 ) -> Reason | None:
@@ -122,7 +121,7 @@ def withheld(
 
     Args:
         others: the features of all other hospitals; None: nothing is known of them.
-        outside: (P,) the others' model before any update.
+        slope: calibration slope of the others' model before any update, and its squared standard error.
         columns: as of ``never_measured``.
     """
     events = min(hospital.patients_with(0), hospital.patients_with(1))
@@ -130,16 +129,15 @@ def withheld(
         return Reason("few_events", events)
     if others is not None and (place := never_measured(hospital, others, columns)):
         return Reason("never_measured", place)
-    if (slope := reversed_slope(hospital, outside)) < 0:
-        return Reason("reversed", slope)
+    if is_reversed(slope):
+        return Reason("reversed", slope[0])
     heavy = max(estimates[name].largest_share for name in ("U", "J"))
     return Reason("one_patient", heavy) if heavy > LARGEST_SHARE else None
 
 
-def reversed_slope(hospital: Hospital, outside: Array) -> float:
-    """The calibration slope of the others' model (P,) where its 99 % interval lies below 0; else 0."""
-    slope, variance = calibration(hospital, hospital.x @ outside).slope
-    return slope if slope + 2.576 * variance**0.5 < 0 else 0.0
+def is_reversed(slope: tuple[float, float]) -> bool:
+    """Whether the 99 % interval of a calibration slope, given with its squared standard error, lies below 0."""
+    return bool(slope[0] + 2.576 * slope[1] ** 0.5 < 0)
 
 
 @dataclass(frozen=True)

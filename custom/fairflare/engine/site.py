@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor, nn
 
 from fairflare.core.errors import EgressRefused
@@ -76,6 +77,7 @@ class Site:
         ledger: what a private trainer has spent.
         budget: whom the run's privacy budget protects; then what leaves is what ``privacy.disclosure`` lists.
         records: makes the noised numbers of a budget of records; None in any other run.
+        exchange: of the entries of an update that train.
     """
 
     name: str
@@ -105,6 +107,7 @@ class Site:
     referee: Referee | None = None
     budget: Budget = ""
     records: RecordBudget | None = None
+    exchange: torch.dtype = torch.float32
 
     def __post_init__(self) -> None:
         always = {"train": TrainAtSite(), "compare": CompareAtSite(), "evaluate": EvaluateAtSite()}

@@ -121,7 +121,9 @@ class FairController(ModelController):
         """Tell whoever asks how far the run is, and leave word why it failed."""
         super().handle_event(event_type, fl_ctx)
         if event_type == InfoCollector.EVENT_TYPE_GET_STATS:
-            fl_ctx.get_prop(InfoCollector.CTX_KEY_STATS_COLLECTOR).set_info(PROGRESS, {PROGRESS: self._where()})
+            silent = ", ".join(sorted(self._silent))
+            where = f"{self._at}; nothing is heard of {silent}" if silent else self._at
+            fl_ctx.get_prop(InfoCollector.CTX_KEY_STATS_COLLECTOR).set_info(PROGRESS, {PROGRESS: where})
         elif event_type == EventType.FATAL_SYSTEM_ERROR and not paths.is_named():
             leave_reason(fl_ctx)
 
@@ -129,10 +131,6 @@ class FairController(ModelController):
         """As FLARE's; from now on it is noted when a site was last heard of."""
         super().set_communicator(communicator)
         self._heard = signs_of_life(communicator)
-
-    def _where(self) -> str:
-        """How far the run is, and which sites it waits for in vain."""
-        return "; nothing is heard of ".join((self._at, *([", ".join(sorted(self._silent))] if self._silent else [])))
 
     def _name_silent(self, awaited: set[str]) -> None:
         """Name each site that is awaited and silent, and each that is back, once."""

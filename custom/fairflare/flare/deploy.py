@@ -29,7 +29,7 @@ from fairflare.engine.setup.assembly import site_names
 from fairflare.engine.setup.config import RunConfig
 from fairflare.flare.compat import admin_of, open_session
 from fairflare.flare.controller import PROGRESS
-from fairflare.flare.job_reason import with_place
+from fairflare.flare.job_reason import REASON, TRACEBACKS, with_place
 from fairflare.flare.kit_dates import out_of_date
 from fairflare.flare.paths import RESULT
 from fairflare.flare.recipe import SITES_POLL, FairRecipe
@@ -40,12 +40,13 @@ GOOD = ("FINISHED:COMPLETED", "FINISHED:ABNORMAL")
 """ABNORMAL: a client did not report its end, which says nothing of the run: its audit log does."""
 EXCEPTION = re.compile(r"[A-Za-z_][\w.]*\.(?P<text>\w+: .+)|(?P<plain>\w*(Error|Exception): .+)")
 ABORTED = "someone aborted it or a site's process ended; that site's log says why"
+KEPT_AWAY = "a site that runs and never connects has a certificate out of date or a wrong clock: its log.txt says which"
 
 Watch = Callable[[str], None]
 POLL = 2.0
 """Seconds between two questions for the job's status."""
-CONNECT = 10.0
-"""Seconds to reach the server."""
+CONNECT = 30.0
+"""Seconds to reach the server; a busy one answers a login late."""
 PROGRESS_POLL = 10.0
 """Seconds between two questions for the round that a running job has reached."""
 PATIENCE = 120.0
@@ -81,7 +82,7 @@ def run_deployed(
     recipe = FairRecipe(config, simulation=False, preinstalled=preinstalled, poll=poll)
     deadline = time.monotonic() + timeout
     with _no_logs(), tempfile.TemporaryDirectory(prefix="fairflare_deploy_") as scratch, Server(user, kit) as server:
-        _await_sites(config, server, watch)
+        _await_sites(config, server, kit, watch)
         with silent():
             recipe.export(scratch)
         job = server.submit(Path(scratch) / recipe.name)
@@ -125,41 +126,38 @@ class Late(RunFailed):
     """Nobody waits for the job any longer, and it goes on."""
 
 
-def _await_sites(config: RunConfig, server: Server, watch: Watch) -> None:
+def _await_sites(config: RunConfig, server: Server, kit: Path, watch: Watch) -> None:
     """Wait for as many of the run's sites as it requires; FLARE gives a job to those that are connected at its start.
 
-    Raises UserError: none of them is there; RunFailed: too few are when ``require_within`` is over.
+    Raises UserError: none of them is there; RunFailed: too few are when ``require_within`` is over, or for any round.
     """
     wanted = config.clients or site_names(config)
     least = len(wanted) if config.require == "all" else config.require
     deadline, told = time.monotonic() + config.require_within, ""
-    while True:
-        connected = server.connected()
-        missing = ", ".join(name for name in wanted if name not in connected)
-        if len(set(wanted) & set(connected)) >= least:
-            return _check_sites(config, connected, watch)
+    while len(here := {*wanted} & {*(connected := server.connected())}) < least:
+        missing = ", ".join(name for name in wanted if name not in here)
         if time.monotonic() > deadline:
-            raise RunFailed(
-                f"require={config.require}: expected {least} sites within {config.require_within} s, missing: {missing}"
-            )
+            where = f"within {config.require_within} s, {_absence({*wanted} - here, kit)}"
+            raise RunFailed(f"require={config.require}: expected {least} sites {where}")
         if missing != told:
             watch(f"waiting for {missing}, up to {max(0, deadline - time.monotonic()):.0f} s")
         told = missing
         time.sleep(POLL)
-
-
-def _check_sites(config: RunConfig, connected: Collection[str], watch: Watch) -> None:
-    """Raise unless enough of the run's sites are connected: FLARE would let the job wait for them without a word."""
-    wanted = config.clients or site_names(config)
-    here = [name for name in wanted if name in connected]
-    if not here:
+    if not here:  # FLARE would let the job wait for them without a word
         names = f"expected {', '.join(wanted)}, connected are {', '.join(connected) or 'none'}"
         raise UserError(f"none of the run's sites is there: {names}; --set clients=A,B,... says who takes them")
-    missing = ", ".join(sorted(set(wanted) - set(here)))
+    away = _absence({*wanted} - here, kit)
     if len(here) < config.min_sites:
-        raise RunFailed(f"{len(here)} of the run's sites are connected, {config.min_sites} needed; missing: {missing}")
-    if missing:
-        watch(f"not connected, so that the job starts without: {missing}; the next segment takes them up")
+        raise RunFailed(f"{len(here)} of the run's sites are connected, {config.min_sites} needed; {away}")
+    if len(here) < len(wanted):
+        watch(f"the job starts without sites that the next segment takes up; {away}")
+
+
+def _absence(missing: Collection[str], kit: Path) -> str:
+    """The missing sites, each with what is out of date in its kit where that lies beside ``kit``, as at the hub."""
+    dates = {name: out_of_date(kit.parent / name) for name in sorted(missing)}
+    names = ", ".join(f"{name} ({dates[name]})" if dates[name] else name for name in dates)
+    return f"missing: {names}" + ("" if any(dates.values()) else f"; {KEPT_AWAY}")
 
 
 def _wait(server: Server, job: str, federation: str, deadline: float, watch: Watch) -> dict[str, Any]:
@@ -196,9 +194,9 @@ def _fetch(server: Server, job: str, scratch: Path, folder: Path) -> None:
 
 def _reason(meta: Mapping[str, Any], folder: Path) -> str:
     """Why a job failed: the run's own last words, else what sites said to its deployment, else the log's last error."""
-    reason = _last_entry(folder).get("reason") or "; ".join(_refusals(meta)) or _last_error(folder / LOG)
-    reason = reason or "".join(_waits(meta)[-1:]) or "no reason given"
-    if "site_error" in reason:
+    reason = _last_entry(folder).get("reason") or meta.get("fairflare_reason") or "; ".join(_refusals(meta))
+    reason = reason or _last_error(folder / LOG) or "".join(_waits(meta)[-1:]) or "no reason given"
+    if "site_error" in reason and TRACEBACKS not in reason:
         reason = with_place(reason, meta.get("job_id"))
     return f"{meta.get('status')}: {reason}" + (f"; {ABORTED}" if reason.endswith("the job was aborted") else "")
 
@@ -210,7 +208,7 @@ def _again(federation: str) -> str:
 def _refusals(meta: Mapping[str, Any]) -> list[str]:
     """What server and sites said against the job when it was deployed, e.g. "site-1: BYOC not permitted"."""
     said = [str(text).replace("NVFLARE_ERROR: ", "") for text in meta.get("job_deploy_detail") or ()]
-    return [text for text in said if not text.endswith(": OK")]
+    return [text for text in said if not text.endswith(": OK") and not text.startswith(f"{REASON}: ")]
 
 
 def _waits(meta: Mapping[str, Any]) -> list[str]:

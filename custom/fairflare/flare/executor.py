@@ -186,7 +186,7 @@ class FairExecutor(Executor):
             self._claim.close()  # of an attempt before that failed
             try:
                 self._claim.enter_context(claimed(memory))
-            except PermissionError as error:
+            except OSError as error:  # no right, a file in its place, a read-only file system
                 raise DataError("not_writable", f"{STATE}: expected a folder that this account can write") from error
             local = Path(fl_ctx.get_engine().get_workspace().get_site_config_dir())
             findings = Path(fl_ctx.get_prop(FLContextKey.APP_ROOT) or ".") / LOCAL_FINDINGS
@@ -200,7 +200,9 @@ class FairExecutor(Executor):
                 brought = Path(fl_ctx.get_prop(FLContextKey.APP_ROOT) or ".") / "config"
                 importlib.import_module(WEIGHTS).find_body(config.init_from, brought, find_site_config(local, name))
             parts = site_parts(config)
-            self._site = build_site(config, parts, name, memory, local, tell, own, ledger)
+            self._site = build_site(
+                config, parts, name, memory, local, tell, own, ledger, partial(self.log_info, fl_ctx)
+            )
             if parts.task.by_script:
                 runner: type[ScriptRunner] = importlib.import_module(SCRIPT).ScriptRunner
                 self._script = runner(config, parts, self._site, local)

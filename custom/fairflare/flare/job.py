@@ -25,16 +25,12 @@ def main(method: str, task: str, name: str, *, arguments: Sequence[str] | None =
         UserError: unknown method, task or setting, or a value that does not fit.
     """
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # FLARE ends its processes on Ctrl-C only
-    options = _parser(name).parse_args(arguments)
-    config = make_config(method, task, rounds=options.rounds, seed=options.seed, values=values)
-    recipe = FairRecipe(config, name=name, simulation=not options.production)
-    recipe.execute(SimEnv(clients=recipe.sites, workspace_root=options.workspace))
-
-
-def _parser(name: str) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description="Run in FLARE's simulator; --export --export-dir D writes the job.")
     parser.add_argument("--rounds", type=int, help="communication rounds; the preset's by default")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--production", action="store_true", help="FLARE's own polling intervals")
     parser.add_argument("--workspace", default=f"runs/{name}")
-    return parser
+    options = parser.parse_args(arguments)
+    config = make_config(method, task, rounds=options.rounds, seed=options.seed, values=values)
+    recipe = FairRecipe(config, name=name, simulation=not options.production)
+    recipe.execute(SimEnv(clients=recipe.sites, workspace_root=options.workspace))

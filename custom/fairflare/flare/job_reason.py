@@ -8,13 +8,16 @@ from pathlib import Path
 from nvflare.apis.event_type import EventType
 from nvflare.apis.fl_constant import FLContextKey, SystemComponents
 from nvflare.apis.fl_context import FLContext
-from nvflare.apis.job_def import RunStatus
+from nvflare.apis.job_def import JobMetaKey, RunStatus
 from nvflare.widgets.widget import Widget
 
 from fairflare.flare.kit_dates import out_of_date
 
 ENDING = ".fairflare_reason"
-LONGEST = 2000
+LONGEST, LONGEST_SHOWN = 2000, 400
+"""Characters of a reason, and of its beginning in a table."""
+REASON, SHOWN = "reason", JobMetaKey.JOB_DEPLOY_DETAIL.value
+"""A row, and the one list of a job's meta data whose rows FLARE's command shows whatever they are."""
 TRACEBACKS = "fairflare_errors.txt"
 WORDLESS = (
     "the server's process of this job ended without a word: its code was not found, it was killed, or memory ran out"
@@ -22,7 +25,7 @@ WORDLESS = (
 
 
 class JobReason(Widget):
-    """A component of a server's ``local/resources.json``: adds "fairflare_reason" to the meta data of a failed job.
+    """A component of a server's ``local/resources.json``: adds the reason to the meta data of a failed job.
 
     FLARE's server knows no more of a job than that it ended with an exception, and the job's process cannot write its
     meta data. The text is the controller's own: codes, and names of sites.
@@ -41,10 +44,13 @@ class JobReason(Widget):
         note = _note(fl_ctx, job)
         reason = note.read_text(encoding="utf-8") if note.is_file() else ""
         note.unlink(missing_ok=True)
-        if not reason and jobs.get_job(job, fl_ctx).meta.get("status") == RunStatus.FINISHED_EXECUTION_EXCEPTION:
+        meta = jobs.get_job(job, fl_ctx).meta
+        if not reason and meta.get("status") == RunStatus.FINISHED_EXECUTION_EXCEPTION:
             reason = WORDLESS
         if reason:
-            jobs.update_meta(job, {"fairflare_reason": with_place(reason, job)}, fl_ctx)
+            text = with_place(reason, job)
+            shown = [*(meta.get(SHOWN) or ()), f"{REASON}: {text[:LONGEST_SHOWN]}"]
+            jobs.update_meta(job, {"fairflare_reason": text, SHOWN: shown}, fl_ctx)
 
 
 def with_place(reason: str, job: object) -> str:

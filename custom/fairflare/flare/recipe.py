@@ -45,6 +45,8 @@ from fairflare.flare.persistor import FairPersistor
 from fairflare.flare.staging import APPS, CACHES, PACKAGE, stage
 
 PERSISTOR = "persistor"
+README = Path(__file__).with_name("texts") / "job_readme.md"
+"""Why a job has the components that it has: its configurations are JSON, which has no comments."""
 SITES_POLL = 0.25
 """Seconds between two questions of a site for its next task, where all processes are on one machine: FLARE's 2 s would
 be most of a run. (After a question in vain its simulator waits 0.5 s, whatever is said here.)"""
@@ -164,11 +166,6 @@ class FairRecipe(Recipe):
                 _named(chain[0], self._tasks)
         chains = client_app(self._made).task_result_filters
         chains[:] = _egress_last(chains, self._tasks)
-        if _evaluations(self._made) and PERSISTOR not in server_app(self._made).components:
-            # A server has to allow it in jobs without code: only those that need it name it.
-            federation = self.config.federation
-            persistor = FairPersistor(federation, self.config.lineage() if federation else "")
-            self._made.to_server(persistor, id=PERSISTOR)
         if self._staging is not None:
             return
         self._staging = tempfile.TemporaryDirectory(prefix="fairflare_")
@@ -208,8 +205,9 @@ class StagedApps(FedJobConfig):
             super().set_site_app(site, APPS["server" if site == SERVER_SITE_NAME else "site"])
 
     def generate_job_config(self, job_root: str) -> None:
-        """As FLARE's; the manifests come last."""
+        """As FLARE's, with a README; the manifests come last."""
         super().generate_job_config(job_root)
+        shutil.copy(README, Path(job_root, self.job_name, "README.md"))
         for side, app in APPS.items():
             stage(Path(job_root, self.job_name, app), side, self._config, code=self._code)
 
@@ -268,6 +266,7 @@ def _make_job(config: RunConfig, name: str, simulation: bool, preinstalled: bool
     content = escaped(content)
     env, period = ("sim", LOOK) if simulation else ("flare", min(poll or 0.5, 0.5))
     job.to_server(FairController(content, task_check_period=period, env=env))
+    job.to_server(FairPersistor(config.federation, config.lineage() if config.federation else ""), id=PERSISTOR)
     job.comp_ids = {"persistor_id": PERSISTOR}  # where FLARE's evaluation helpers look
     if writer := metrics_writer():
         job.to_server(writer, id="metrics_artifact_writer")

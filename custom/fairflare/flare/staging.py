@@ -23,6 +23,7 @@ from fairflare.core.errors import UserError
 from fairflare.core.imports import imports, module_files, reached
 from fairflare.core.manifest import package_files, sha256_of
 from fairflare.core.plugins import installed_modules
+from fairflare.data.inputs import VECTORS
 from fairflare.engine.exchanges import base as exchanges
 from fairflare.engine.exchanges.clinical import CURVES
 from fairflare.engine.exchanges.sums import SITE_NOISE
@@ -30,10 +31,10 @@ from fairflare.engine.setup import tasks
 from fairflare.engine.setup.at_site import EXTERNAL
 from fairflare.engine.setup.method_parts import STEP_CLASSES
 from fairflare.engine.setup.run_config import RunConfig
-from fairflare.engine.setup.site_parts import FOLDS, TUNING
+from fairflare.engine.setup.site_parts import FEATURES, FOLDS, TUNING
 from fairflare.flare.executor import SCRIPT, WEIGHTS
 from fairflare.functional.likelihood import COX_SUMS
-from fairflare.networks.own import MONAI, is_own
+from fairflare.networks.own import HUGGING_FACE, MONAI, class_path, is_hugging_face, is_own
 from fairflare.privacy.schemes import module_of as sums_module
 from fairflare.tasks.own.script import Script
 
@@ -182,6 +183,9 @@ def modules_of_run(config: RunConfig) -> list[str]:
     wanted[SITE_NOISE] = bool(config.site_epsilon)
     wanted |= {sums_module("ckks"): True} if config.secure_sum == "ckks" else {}
     wanted[MONAI] = is_own(str(config.options.get("model", "")))
+    wanted[HUGGING_FACE] = is_hugging_face(class_path(str(config.options.get("model", ""))))
+    wanted[FEATURES] = config.tune == "head"
+    wanted[VECTORS] = bool(config.options.get("vectors"))
     own, _ = STEP_CLASSES.get(config.after, ("", ""))
     wanted |= {module: module == own for module, _ in STEP_CLASSES.values()}
     named = [name for name, asked in wanted.items() if asked]

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -47,14 +48,23 @@ class Smoothed:
 
     def at(self, covariates: Sequence[float]) -> float:
         """The mean variance of hospitals with these covariates: exp(line + half the residual variance)."""
-        sites, k = self.total[0, 0], len(covariates)
+        centre, slopes, residual = self._line
+        return float(np.exp(centre[-1] + slopes @ (np.log(covariates) - centre[1:-1]) + residual / 2))
+
+    @property
+    def residual(self) -> float:
+        """The variance of log variances about the line."""
+        return self._line[2]
+
+    @cached_property
+    def _line(self) -> tuple[Array, Array, float]:
+        sites, k = self.total[0, 0], len(self.total) - 2
         centre = self.total[0] / sites
         about = self.total - sites * np.outer(centre, centre)
         within, across = about[1:-1, 1:-1], about[1:-1, -1]
         slopes = np.linalg.solve(within + SHRUNK_BY * np.eye(k), across)
         residual = about[-1, -1] - 2 * slopes @ across + slopes @ within @ slopes
-        line = centre[-1] + slopes @ (np.log(covariates) - centre[1:-1])
-        return float(np.exp(line + max(residual, 0.0) / max(sites - 1 - k, 1.0) / 2))
+        return centre, slopes, float(max(residual, 0.0) / max(sites - 1 - k, 1.0))
 
 
 # The average, which counts every hospital once: weights by precision speak for large hospitals.

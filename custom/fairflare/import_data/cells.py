@@ -3,15 +3,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 import pandas as pd
-
-from fairflare.core.validation import CONTROL
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,17 +36,7 @@ class Cells:
     @cached_property
     def numbers(self) -> np.ndarray:
         """float64 (K,), nan where a text is no number."""
-        texts = np.where(self.empty, "nan", self.texts)
-        with suppress(ValueError, TypeError):
-            whole = "".join(texts)
-            if "_" not in whole and whole.isascii():  # where NumPy and pandas read the same numbers
-                return texts.astype(np.float64)
         return np.asarray(pd.to_numeric(pd.Series(self.texts, dtype=object), errors="coerce"), dtype=np.float64)
-
-    @cached_property
-    def controls(self) -> bool:
-        """Whether a text holds a control character."""
-        return bool(CONTROL.search("\n".join(self.texts)))
 
     @cached_property
     def empty(self) -> np.ndarray:
@@ -81,52 +68,14 @@ class Cells:
         return self.rows(which & ~self.empty) / self.rows(~self.empty)
 
 
-@dataclass(frozen=True, eq=False)
-class Sites:
-    """The site of each row.
+Sites = Mapping[str, np.ndarray]
+"""Site -> the numbers of its rows, sites in order."""
 
-    Attributes:
-        names: (S,) in order.
-        codes: (N,) the place in ``names`` of each row's.
-    """
 
-    names: Sequence[str]
-    codes: np.ndarray
-
-    @classmethod
-    def of(cls, sites: Iterable[str]) -> Sites:
-        names, codes = np.unique(np.asarray(list(sites), dtype=object), return_inverse=True)
-        return cls(list(names), codes)
-
-    @property
-    def column(self) -> pd.Series:
-        """Text (N,)."""
-        return pd.Series(np.array(self.names, dtype=object)[self.codes], dtype=object)
-
-    @cached_property
-    def _parts(self) -> list[np.ndarray]:
-        order = np.argsort(self.codes, kind="stable")
-        return np.split(order, np.cumsum(np.bincount(self.codes, minlength=len(self.names)))[:-1])
-
-    def parts(self, values: np.ndarray) -> Iterator[tuple[str, np.ndarray]]:
-        """Each site with its own of ``values`` (N,)."""
-        return ((name, values[rows]) for name, rows in zip(self.names, self._parts, strict=True))
-
-    def with_cells(self, cells: Cells) -> set[str]:
-        """Those of which a row has a cell."""
-        return {self.names[code] for code in np.unique(self.codes[~cells.empty[cells.codes]])}
-
-    def numbered(self, cells: Cells) -> bool:
-        """Whether no two rows of a site have the same cell."""
-        return all(len(np.unique(own)) == len(own) for _, own in self.parts(cells.codes))
-
-    def told_by(self, cells: Cells) -> bool:
-        """Whether several sites have cells, and each the same one in all of its rows that have one."""
-        filled = ~cells.empty[cells.codes]
-        own, codes = self.codes[filled], cells.codes[filled]
-        first = np.full(len(self.names), -1)
-        first[own[::-1]] = codes[::-1]
-        return int((first >= 0).sum()) > 1 and bool((codes == first[own]).all())
+def rows_of_sites(sites: Iterable[str]) -> Sites:
+    """``Sites`` of the site of each row."""
+    whose = np.asarray(list(sites), dtype=object)
+    return {str(site): rows for site, rows in pd.Series(whose).groupby(whose).indices.items()}
 
 
 class Row(Mapping[str, str]):

@@ -18,7 +18,7 @@ from fairflare.core.validation import flag, in_order, shown, some
 from fairflare.data.readers.table_features import parts
 from fairflare.import_data import labels as naming
 from fairflare.import_data.cells import Cells, Sites
-from fairflare.import_data.proposal import Choices, Reading, check_column, class_names, is_missing
+from fairflare.import_data.proposal import Choices, Reading, check_column, class_names
 from fairflare.import_data.roles import ASK, Column, People, as_site, is_code
 from fairflare.tasks.forms import FORMS
 
@@ -85,29 +85,30 @@ class Predictors:
 
 
 def predictors(
-    table: pd.DataFrame, labels: pd.Series, taken: Sequence[str], sites: pd.Series, chosen: Choices, read: People
+    table: pd.DataFrame, labels: pd.Series, taken: Sequence[str], sites: Sites, chosen: Choices, read: People
 ) -> Predictors:
     """What every column but the ``taken`` ones is.
 
     Args:
         table: text cells, stripped.
         taken: columns with another role.
-        sites: of each row: a column that numbers the rows of each site is no predictor.
+        sites: a column that numbers the rows of each site is no predictor.
         read: the table's columns, and which of them are ids or places.
 
     Raises:
         UserError: nothing is left, a name of ``chosen`` is not there, or a column alone tells the outcome and nobody
             can be asked whether it is known before.
     """
+    names = list(table.columns)
     for key in ("keep", "leave_out", "categories"):
         for name in getattr(chosen, key):
-            check_column(key.replace("_", "-"), name, list(table.columns))
-    found, of_sites = Predictors(), Sites.of(sites)
+            check_column(key.replace("_", "-"), name, names)
+    found = Predictors()
     left: dict[str, list[str]] = {}
-    for name in table.columns:
+    for name in names:
         if name in taken or name in chosen.leave_out or name == chosen.since:
             continue
-        if naming.known_after(name, list(table.columns)) and name not in chosen.keep:
+        if naming.known_after(name, names) and name not in chosen.keep:
             text = f"left out ({flag('keep', name)} takes it)"
             found.suspects.append(f"{name}: its name says that it is known only after the outcome; {text}")
             continue
@@ -115,16 +116,20 @@ def predictors(
             left.setdefault("which hold ids of patients or of their stays (--keep COLUMN takes one)", []).append(name)
             continue
         own = read.columns[name]
-        _add(found, own, own.cells.where(own.filled | own.cells.empty), of_sites, chosen, left)
+        _add(found, own, own.cells, sites, chosen, left)
     for name in found.features:  # so that the model reads them so in another table, too
         codes = [one.removeprefix(f"{name}=") for one in chosen.missing if "=" not in one or one.startswith(f"{name}=")]
         if codes:
             found.specs.setdefault(name, {"kind": "number"})["codes"] = list(dict.fromkeys(codes))
-    for why, names in left.items():
-        found.notes.append(f"columns left out, {why}: {some(names, 8)}")
+    for why, own_names in left.items():
+        found.notes.append(f"columns left out, {why}: {some(own_names, 8)}")
     areas = _alone(found, labels, chosen)
     _together(found, labels, areas, read.groups(read.columns[read.patient]) if read.patient else None, chosen)
-    if chosen.since and any(spec["kind"] == "days" for spec in found.specs.values()):
+    if chosen.since and chosen.since not in taken and not any(spec["kind"] == "days" for spec in found.specs.values()):
+        found.notes.append(
+            f"{flag('since', chosen.since)} counts nothing, as no other column holds dates that are read"
+        )
+    elif chosen.since and any(spec["kind"] == "days" for spec in found.specs.values()):
         days = naming.of_sites(table[chosen.since], sites)
         if days is None or not (days != "").any():
             got = shown(table[chosen.since].iloc[0])
@@ -132,7 +137,7 @@ def predictors(
         found.cells[chosen.since] = Cells.of(days)
     if not found.features:
         text = "expected columns of numbers, categories or dates as predictors"
-        raise UserError(f"init: {text}; the table has: {some(list(table.columns), 12)}")
+        raise UserError(f"init: {text}; the table has: {some(names, 12)}")
     return found
 
 
@@ -147,14 +152,16 @@ def _add(
     values = cells.texts[~cells.empty]
     if len(values) < 2:
         return leave("which hold one value or none")
-    if sites.told_by(cells) and name not in chosen.keep:
+    of_sites = {site: np.unique(cells.codes[rows]) for site, rows in sites.items()}
+    filled = [codes for own in of_sites.values() if len(codes := own[~cells.empty[own]])]
+    if len(filled) > 1 and all(len(codes) == 1 for codes in filled) and name not in chosen.keep:
         return leave("which have one value at each site and so tell the site (--keep COLUMN takes one)")
     if as_site(column).points >= ASK and name not in (*chosen.keep, *chosen.categories):
         return leave("which name or number the hospital (--keep COLUMN takes one)")
     numeric = ~np.isnan(cells.numbers)
     spec: dict[str, Any] = {"kind": "number"}
     as_numbers = name not in chosen.categories and cells.share(numeric) >= MOSTLY
-    if as_numbers and column.plain in INDEX and sites.numbered(cells):
+    if as_numbers and column.plain in INDEX and all(len(of_sites[site]) == len(rows) for site, rows in sites.items()):
         return leave("which number the rows")
     code = is_code(column) if as_numbers and name not in chosen.keep else ""
     if as_numbers and (code or _are_codes(name, cells.texts[cells.numbers == np.round(cells.numbers)], chosen)):
@@ -171,7 +178,7 @@ def _add(
         cells = cells.where(numeric | cells.empty)
         found.notes.extend(checked_numbers(name, cells.numbers[cells.codes], sites, chosen))
     elif cells.share(cells.that(naming.is_date)) >= MOSTLY:
-        days = naming.of_sites(cells.column, sites.column) if chosen.since else None
+        days = naming.of_sites(cells.column, sites) if chosen.since else None
         if days is None:
             return leave(
                 "which are dates (--since COLUMN counts days from another date)"
@@ -213,7 +220,7 @@ def _add(
             found.notes.append(f"{name}: cells hold several codes ({separator}): {len(often)} predictors of 0 and 1")
     if cells.rows(cells.empty) / len(cells.codes) >= FEW_GAPS:
         spec["missing"] = True
-    if none := sorted({*sites.names} - sites.with_cells(cells)):
+    if none := [site for site, rows in sites.items() if cells.empty[cells.codes[rows]].all()]:
         found.notes.append(f"{name}: {some(none, 3)} {'has' if len(none) == 1 else 'have'} no value")
     found.notes.extend([] if "separator" in spec else _coded(name, cells, sites))
     found.cells[name] = cells
@@ -297,7 +304,7 @@ def _ask_missing(name: str, what: str, codes: Iterable[float], chosen: Choices) 
 
 def unit_notes(name: str, numbers: np.ndarray, sites: Sites) -> list[str]:
     """A note where the middle 80 % of two sites' numbers do not overlap, or medians are far apart: units, gaps as 0."""
-    own = [(site, np.sort(part[~np.isnan(part)])) for site, part in sites.parts(numbers)]
+    own = [(site, np.sort(part[~np.isnan(part)])) for site, rows in sites.items() for part in [numbers[rows]]]
     own = [(site, part) for site, part in own if len(part) >= LEAST_ROWS]
     if not own:
         return []
@@ -332,10 +339,10 @@ def _two_units(part: np.ndarray, site: str) -> str:
 
 def _coded(name: str, cells: Cells, sites: Sites) -> list[str]:
     """A note where sites may code a category differently: no value in common, or 0 and 1 here and 1 and 2 there."""
-    if len(cells.texts) > MOST_BANDS * len(sites.names) + 1:  # some site has more than MOST_BANDS
+    if len(cells.texts) > MOST_BANDS * len(sites) + 1:  # some site has more than MOST_BANDS
         return []
     filled = np.where(cells.empty, -1, np.arange(len(cells.texts)))[cells.codes]
-    own = {site: part[part >= 0] for site, part in sites.parts(filled)}
+    own = {site: part[part >= 0] for site, rows in sites.items() for part in [filled[rows]]}
     own = {site: np.unique(part) for site, part in own.items() if len(part) >= LEAST_ROWS}
     values = {site: {*cells.texts[codes]} for site, codes in own.items() if len(codes) <= MOST_BANDS}
     if len(values) < len(own) or len(set().union(*values.values())) > MOST_BANDS:
@@ -638,14 +645,11 @@ def _listed(name: str, cells: Sequence[str], chosen: Choices, kind: str) -> Outc
             raise UserError(f"--classes: expected the labels of the data, which have {some(others, 3)} too")
         options = {"nothing": others[0]} if others else {}
     classes = chosen.classes or class_names(known, ())
-    notes = (f"{options['nothing']} stands for none of the labels",) if options else ()
-    return Outcome(kind, [SIGN.join(row) for row in rows], tuple(classes), options, notes=(*notes, *_rare(rows)))
-
-
-def _rare(rows: Sequence[Sequence[str]], fewest: int = 3) -> tuple[str, ...]:
-    counts = pd.Series([part for row in rows for part in row], dtype=object).value_counts()
-    rare = [str(part) for part, n in counts.items() if n < fewest]
-    return (f"labels of fewer than {fewest} examples: {some(rare, 8)}",) if rare else ()
+    notes: tuple[str, ...] = (f"{options['nothing']} stands for none of the labels",) if options else ()
+    counts = Counter(part for row in rows for part in row)
+    if rare := [part for part, n in counts.most_common() if n < naming.FEW_ROWS]:
+        notes += (f"labels of fewer than {naming.FEW_ROWS} examples: {some(rare, 8)}",)
+    return Outcome(kind, [SIGN.join(row) for row in rows], tuple(classes), options, notes=notes)
 
 
 def in_columns(names: Sequence[str], table: pd.DataFrame, *, images: bool) -> Outcome:
@@ -659,11 +663,11 @@ def in_columns(names: Sequence[str], table: pd.DataFrame, *, images: bool) -> Ou
         if "," in name or SIGN in name:
             raise UserError(f"--label: expected columns without commas and {SIGN}, got {shown(name)}")
         for row, cell in zip(told, table[name], strict=True):
-            word, gap = cell.lower().removesuffix(".0"), is_missing(cell)
-            if word not in naming.YES | naming.NO and not gap:
+            word = cell.lower().removesuffix(".0")
+            if cell and word not in naming.YES | naming.NO:
                 text = f"expected yes or no (1 or 0), or nothing, got {shown(cell)}"
                 raise UserError(f"init: {name}: {text} ({flag('missing', cell)} takes it for nothing)")
-            row[name] = None if gap else int(word in naming.YES)
+            row[name] = int(word in naming.YES) if cell else None
     labels = [SIGN.join(name for name, one in row.items() if one) for row in told]
     gaps = sum(one is None for row in told for one in row.values())
     notes = (f"{gaps} labels are not said and count nowhere",) if gaps else ()

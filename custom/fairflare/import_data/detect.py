@@ -36,7 +36,7 @@ from fairflare.import_data.folders import (
     structures_in,
     with_masks,
 )
-from fairflare.import_data.labels import check_sites_agree, groups_of
+from fairflare.import_data.labels import groups_of, with_agreed_labels
 from fairflare.import_data.levels import as_volumes, check_volume, flat, pixels, structures, with_slices
 from fairflare.import_data.proposal import (
     SPLITS,
@@ -207,12 +207,14 @@ def look(root: Path, chosen: Choices, tell: Tell = nothing) -> Proposal:
         classes, options = structures(files.root, masks, chosen.classes, named)
         found = replace(found, classes=classes, options={**found.options, **options})
     elif found.form.classes:
-        check_sites_agree(found.examples, chosen)
+        found = with_agreed_labels(found, chosen)
     of_volumes = bool(chosen.kind) and FORMS[chosen.kind].volumes
-    if of_volumes and (several := next((one for one in found.examples if one.contrasts), None)):
-        text = "several contrasts of whole volumes are not read: --slices N takes slices"
-        raise UserError(f"init: {several.image} and {several.contrasts[0]}: {text}")
     found = as_volumes(files, found, chosen.kind) if of_volumes else with_slices(files, found, chosen)
+    if several := [one for one in found.examples if one.contrasts]:
+        n = len(several[0].contrasts) + 1
+        if odd := next((one.image for one in found.examples if len(one.contrasts) + 1 != n), ""):
+            raise UserError(f"init: {odd}: expected {n} contrasts as of {several[0].image}: leave one of them out")
+        found = replace(found, options={**found.options, "channels": str(n)})
     notes = found.notes + _linked(root)
     if files.others:
         text = f"e.g. {files.others[0]} is {unread(files.others[0])}"
@@ -235,7 +237,7 @@ def look(root: Path, chosen: Choices, tell: Tell = nothing) -> Proposal:
     for site in divided.sites:
         one = divided.of(site)[0]
         if found.form.volumes:
-            check_volume(root, one.image)
+            check_volume(root, one)
         elif one.image:
             pixels(root, one.image, one.frame)
     used = {path for one in divided.examples for path in (one.image, one.label, *one.contrasts)}

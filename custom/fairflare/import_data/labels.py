@@ -7,12 +7,11 @@ none in common.
 
 from __future__ import annotations
 
-import contextlib
 import re
 import unicodedata
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from datetime import date
+from dataclasses import replace
 from pathlib import Path
 
 import pandas as pd
@@ -20,7 +19,9 @@ import yaml
 
 from fairflare.core.errors import UserError
 from fairflare.core.validation import flag, in_order, shown, some
-from fairflare.import_data.proposal import SPLIT_OF, Choices, Example, Reading, is_missing
+from fairflare.data.readers.table_features import ISO, date_forms, iso_date
+from fairflare.import_data.cells import Sites
+from fairflare.import_data.proposal import SPLIT_OF, Choices, Found, Reading, is_missing
 
 
 def plain(text: str) -> str:
@@ -44,10 +45,7 @@ PATIENT = re.compile(r"(patient|pat|subject|subj|sub|case|pid|p|id|mrn)[ _-]?\d{
 NUMBERED_CLASS = re.compile(r"(class|grade|stage|label|level|type|score|kl|birads)?[ _-]?\d{1,2}", re.IGNORECASE)
 AFTER = re.compile(
     r"(^|_)(days?|time|months?|years?|hours?|weeks?)_?(to|until|till)_|"
-    r"(^|_)(los|length_of_stay|liegedauer|verweildauer|follow_?up|survival|discharged?|entlass\w*|deceased|death|died|"
-    r"dod|tod|todes\w*|mortality|autops\w*|obdukt\w*|palliat\w*|event|outcome|censor(ed|ing)?|readmi\w*|"
-    r"post_?(op|outcome|event|discharge)\w*|hospital_days|days_in_hospital|icu_(days|stay|los)|stay_days|tte|ttd|"
-    r"time_at_risk|surv|vital_status|last_contact|last_seen|sterbe\w*|u(e)?berleb\w*|nachbeobacht\w*)(_|$)|"
+    rf"(^|_)({'|'.join(WORDS['after'])})(_|$)|"
     r"^(time|zeit|(fu|os|pfs|dfs|rfs)_(time|days?|weeks?|months?|years?|tage|monate|event|status))$|"
     r"(_to_|_until_)(event|death|outcome|discharge|relapse|progression|last)"
 )
@@ -182,44 +180,30 @@ def known_after(column: str, others: Collection[str] = ()) -> bool:
 
 
 YEAR_FIRST = re.compile(r"(\d{4})[-/.](\d{1,2})[-/.](\d{1,2})([ T].*)?")
-YEAR_LAST = re.compile(r"(\d{1,2})([-/.])(\d{1,2})\2(\d{4}|\d{2})([ T,].*)?")
+YEAR_LAST = re.compile(r"(\d{1,2})([-/.])(\d{1,2})\2(\d{4}|\d{2})([ T].*)?")
+MONTH_NAME = re.compile(r"\d{1,2}(-?)[A-Za-z]{3}\1\d{4}([ T].*)?")
 
 
-def of_sites(cells: pd.Series, sites: pd.Series) -> pd.Series | None:
+def of_sites(cells: pd.Series, sites: Sites) -> pd.Series | None:
     """``as_iso`` for each site by itself, as one may write days first and another months; None where one is unclear."""
-    found = [as_iso(own) for _, own in cells.groupby(sites.to_numpy())]
+    found = [as_iso(cells.iloc[rows]) for rows in sites.values()]
     known = [own for own in found if own is not None]
     return pd.concat(known).reindex(cells.index) if len(known) == len(found) else None
 
 
 def is_date(cell: str) -> bool:
-    return bool(YEAR_FIRST.fullmatch(cell) or YEAR_LAST.fullmatch(cell))
+    return bool(YEAR_FIRST.fullmatch(cell) or YEAR_LAST.fullmatch(cell) or MONTH_NAME.fullmatch(cell))
 
 
 def as_iso(cells: pd.Series) -> pd.Series | None:
     """``cells`` as YYYY-MM-DD, "" where empty or no day; None where century, day or month is unclear."""
-    last = [match for cell in cells.unique() if (match := YEAR_LAST.fullmatch(cell))]
-    day_first = any(match[2] == "." or int(match[1]) > 12 for match in last)
-    month_first = any(int(match[3]) > 12 for match in last)
-    if (
-        len({match[2] for match in last}) > 1
-        or any(len(match[4]) == 2 for match in last)
-        or (last and day_first == month_first)
-    ):
+    last = [cell for cell in cells.unique() if is_date(cell) and not YEAR_FIRST.fullmatch(cell)]
+    forms = date_forms(last) if last else [ISO]
+    if len(forms) != 1:
         return None
-
-    def iso(cell: str) -> str:
-        if match := YEAR_FIRST.fullmatch(cell):
-            year, month, day = match[1], match[2], match[3]
-        elif match := YEAR_LAST.fullmatch(cell):
-            year, day, month = match[4], *((match[1], match[3]) if day_first else (match[3], match[1]))
-        else:
-            return ""
-        with contextlib.suppress(ValueError):  # no day of a calendar
-            return date(int(year), int(month), int(day)).isoformat() if 1800 <= int(year) <= 2200 else ""
-        return ""
-
-    return cells.map({cell: iso(cell) for cell in cells.unique()}).astype(object)
+    read = (ISO, "YYYY/MM/DD", *forms)
+    found = {cell: next(filter(None, (iso_date(cell, form) for form in read)), "") for cell in cells.unique()}
+    return cells.map({cell: day if "1800" <= day[:4] <= "2200" else "" for cell, day in found.items()}).astype(object)
 
 
 FILLED = 0.9
@@ -244,13 +228,15 @@ def check_outcome(name: str, cells: Iterable[str], chosen: Choices, form: str = 
     """
     counts = pd.Series(list(cells), dtype=object).value_counts()
     values = [str(value) for value in counts.index]
+    numbers = pd.to_numeric(pd.Series(values, dtype=object), errors="coerce")
     if not chosen.classes:
-        _check_rare(name, {str(value): int(n) for value, n in counts.items()})
+        amounts = numbers.notna().all() and len(values) > MOST_GRADES
+        _check_rare(name, {str(value): int(n) for value, n in counts.items()}, amounts)
     if several := several_in(values):
         text = f"{name}: expected one class in each cell, got several findings in one, such as {shown(several)}"
         readings = [
             Reading("they are several labels of one case", f"--kind {form}multilabel"),
-            Reading("another column is the outcome", "--label another column"),
+            Reading("another column is the outcome", "--label COLUMN"),
         ]
         if chosen.ask(text, readings):
             raise UserError(f"init: {text}; --label names another column")
@@ -261,14 +247,13 @@ def check_outcome(name: str, cells: Iterable[str], chosen: Choices, form: str = 
         raise UserError(
             f"init: {name}: expected classes, got dates such as {shown(values[0])}; times are not built yet"
         )
-    numbers = pd.to_numeric(pd.Series(values, dtype=object), errors="coerce")
     whole = bool((numbers % 1 == 0).all())
     if numbers.isna().any() or len(values) <= 2 or (whole and len(values) <= MOST_GRADES):
         return "classes"
     got = f"{len(values)} different numbers from {numbers.min():g} to {numbers.max():g}"
     amount = Reading("they are an amount", f"--kind {form}regression")
     if not whole or len(values) > 50:
-        other = Reading("another column is the outcome", "--label another column")
+        other = Reading("another column is the outcome", "--label COLUMN")
         if chosen.ask(f"{name}: expected classes, got {got}", [amount, other]):
             raise UserError(f"init: {name}: expected classes, got {got}; --label names another column")
         return "regression"
@@ -277,14 +262,14 @@ def check_outcome(name: str, cells: Iterable[str], chosen: Choices, form: str = 
     return "regression" if chosen.ask(f"{name} holds {got}", readings) else "classes"
 
 
-def _check_rare(name: str, counts: Mapping[str, int]) -> None:
-    """Refuse a label of a row or two, as of a line of totals, and a number that is a code for missing."""
+def _check_rare(name: str, counts: Mapping[str, int], amounts: bool) -> None:
+    """Refuse a label of a row or two, as of a line of totals, and a code for missing; of ``amounts`` 9 among grades."""
     total = sum(counts.values())
-    rare = [value for value, n in counts.items() if n < FEW_ROWS]
+    rare = [value for value, n in counts.items() if n < FEW_ROWS and not amounts]
     if total >= MANY_ROWS and rare and len(counts) - len(rare) > 1:
         text = f"{shown(rare[0])} has {counts[rare[0]]} of {total} rows"
         raise UserError(f"init: {name}: {text}: a mistake ({flag('missing', rare[0])}), or a class (--classes A,B,...)")
-    codes = [value for value in counts if value in CODES or bare(value) in WORDS["cell_unknown"]]
+    codes = [value for value in counts if not amounts and (value in CODES or bare(value) in WORDS["cell_unknown"])]
     codes += ["9"] if "9" in counts and {*counts} <= {*"01234569"} else []
     if len(counts) > 2 and codes:
         text = f"{shown(codes[0])} among {some([value for value in in_order(counts) if value not in codes], 4)}"
@@ -321,36 +306,39 @@ def several_in(values: Sequence[str], signs: Sequence[str] = BETWEEN) -> str:
     return ""
 
 
-def check_sites_agree(examples: Sequence[Example], chosen: Choices) -> None:
-    """Raise UserError where hospitals share no label: they spell them differently, or hospital and class are the same.
+def with_agreed_labels(found: Found, chosen: Choices) -> Found:
+    """``found`` with the same two labels at every site, where the words of all say which is the event.
 
-    Names that differ by upper and lower case alone are refused, too.
+    Raises:
+        UserError: names differ by upper and lower case alone, or hospitals share no label otherwise: they spell them
+            differently, or hospital and class are the same.
     """
     labels: dict[str, set[str]] = defaultdict(set)
-    for one in examples:
+    for one in found.examples:
         labels[one.site].add(one.label)
     union: set[str] = set().union(*labels.values())
+    pairs = {site: event_last(in_order(own)) for site, own in labels.items()}
+    if not chosen.classes and len(union) > PAIR and all(sure and len(own) == PAIR for own, sure in pairs.values()):
+        usual = Counter(own for own, _ in pairs.values()).most_common(1)[0][0]
+        read = {site: dict(zip(own, usual, strict=True)) for site, (own, _) in pairs.items()}
+        examples = [replace(one, label=read[one.site][one.label]) for one in found.examples]
+        texts = [
+            f"{site}: {some(own, 2)} are read as {some(usual, 2)}" for site, (own, _) in pairs.items() if own != usual
+        ]
+        return replace(found, examples=examples, classes=usual, notes=(*found.notes, *texts))
     if twins := alike(union):
         raise UserError(f"init: labels {shown(twins[0])} and {shown(twins[1])} differ by upper and lower case alone")
     if chosen.classes or len(labels) < 2:
-        return
-    sites = in_order(labels)
-    if all(len(own) <= PAIR for own in labels.values()) and len(union) > PAIR:
-        text = "; ".join(f"{site}: {some(in_order(labels[site]), 3)}" for site in sites[:3])
-        raise UserError(
-            f"init: every site has {PAIR} labels, together they are {len(union)} ({text}): expected the same labels, "
-            "with the same meaning, at every site (--classes A,B,C accepts these)"
-        )
-    joined, seen = {sites[0]}, labels[sites[0]]
-    while more := {site for site in sites if site not in joined and labels[site] & seen}:
+        return found
+    joined, seen = {*list(labels)[:1]}, labels[next(iter(labels))]
+    while more := {site for site in labels if site not in joined and labels[site] & seen}:
         joined |= more
         seen = seen.union(*(labels[site] for site in more))
-    if apart := [site for site in sites if site not in joined]:
-        ours, theirs = some(in_order(labels[sites[0]]), 3), some(in_order(labels[apart[0]]), 3)
-        raise UserError(
-            f"init: {sites[0]} ({ours}) and {apart[0]} ({theirs}) have no label in common: expected the same labels, "
-            "spelled alike, at every site (--classes A,B accepts these)"
-        )
+    if len(joined) < len(labels) or (all(len(own) <= PAIR for own in labels.values()) and len(union) > PAIR):
+        text = "; ".join(f"{site}: {some(in_order(labels[site]), 3)}" for site in in_order(labels)[:3])
+        ways = f"({flag('classes', *in_order(union))} takes them for {len(union)} classes)"
+        raise UserError(f"init: labels differ between sites ({text}): expected the same, with the same meaning {ways}")
+    return found
 
 
 ATTRIBUTES, AGE = WORDS["column_group"], WORDS["column_age"]

@@ -19,7 +19,7 @@ import pandas as pd
 
 from fairflare.core.errors import DataError, UserError
 from fairflare.core.validation import flag, in_order, some, unlisted
-from fairflare.data.readers.datalist import Frame
+from fairflare.data.readers.datalist import Contrasts, Frame
 from fairflare.data.readers.dicom import series_of
 from fairflare.data.readers.geometry import FLAT, form_of, frames, geometry_of
 from fairflare.import_data import labels as naming
@@ -248,7 +248,9 @@ def structures(
 def _values(root: Path, masks: Iterable[str]) -> set[float]:
     found: set[float] = set()
     for mask in masks:
-        for frame in _some_slices(root, mask):
+        n = 1 if mask.lower().endswith(FLAT) else slices_of(root, mask)
+        evenly = sorted({round(k * (n - 1) / (SLICES - 1)) for k in range(SLICES)})
+        for frame in evenly if n > 1 else [None]:
             values = pixels(root, mask, frame)
             if len(values) > 1 and (values != values[:1]).any():
                 raise UserError(f"init: {mask}: expected a mask of one number per pixel, got colours")
@@ -279,13 +281,6 @@ def _refused(path: str) -> Iterator[None]:
         yield
     except DataError as error:
         raise UserError(f"init: {path}: {str(error).partition(': ')[2]}") from None
-
-
-def _some_slices(root: Path, path: str) -> list[int | None]:
-    """Evenly spaced slices of a volume; None: the file is one."""
-    if path.lower().endswith(FLAT) or (n := slices_of(root, path)) == 1:
-        return [None]
-    return [*sorted({round(k * (n - 1) / (SLICES - 1)) for k in range(SLICES)})]
 
 
 def _axes(files: Files, found: Found) -> tuple[str, ...]:
@@ -355,7 +350,7 @@ def as_volumes(files: Files, found: Found, kind: str) -> Found:
     several: dict[tuple[str, ...], Example] = {}
     for one in found.examples:
         form = form_of(Path(one.image))
-        if form == "picture" or (form == "dicom" and found.form.masks):
+        if form == "picture" or (form == "dicom" and (found.form.masks or one.contrasts)):
             raise UserError(f"init: {one.image}: expected NIfTI, or DICOM series with classes, for --kind {kind}")
         key: tuple[str, ...] = (one.image,)
         if form == "dicom":
@@ -366,9 +361,10 @@ def as_volumes(files: Files, found: Found, kind: str) -> Found:
     return replace(found, kind=kind, examples=list(several.values()), notes=(*found.notes, *note))
 
 
-def check_volume(root: Path, path: str) -> None:
-    """Read a volume; UserError where it is none."""
-    from fairflare.data.readers.volumes import read
+def check_volume(root: Path, one: Example) -> None:
+    """Read a volume with its contrasts; UserError where it is none."""
+    from fairflare.data.readers.volumes import contrasts_of
 
-    with _refused(path):
-        read(root / path)
+    paths = [root / path for path in (one.image, *one.contrasts)]
+    with _refused(one.image):
+        contrasts_of(Contrasts(tuple(paths)) if one.contrasts else paths[0])

@@ -161,9 +161,15 @@ class Outcome(Column):
 
 
 class RowMapping(Part):
-    """How several tables become one, with a row for each event of the index."""
+    """How several tables become one, with a row for each event of the index.
+
+    Attributes:
+        within: column of all tables within whose values ids of patients are of one person, as each hospital numbers
+            its own; "": they are everywhere.
+    """
 
     patient: str = Field(min_length=1)
+    within: str | None = None
     unit: Literal["minutes", "hours", "days"] = "days"
     missing: list[Scalar] = []
     site: str = ""
@@ -257,15 +263,20 @@ class _Maker:
         """Column of the index, or of the result -> the column of ``one`` that has the same values."""
         if isinstance(one.key, dict):
             return one.key
-        return {self._patient: one.key or self.mapping.patient}
+        return {self._patient: one.key or self.mapping.patient, **{name: name for name in self.person[1:]}}
 
     @property
     def _patient(self) -> str:
         return self.mapping.index.key or self.mapping.patient
 
+    @property
+    def person(self) -> list[str]:
+        """Columns of the index that together say who it is."""
+        return [self._patient, *filter(None, [self.mapping.within])]
+
     def _need(self, one: Source, column: str) -> None:
         own = {*one.where, one.date, column, *(self.keys(one).values() if one is not self.mapping.index else ())}
-        own |= {self._patient} if one is self.mapping.index else set()
+        own |= {*self.person} if one is self.mapping.index else set()
         self.needs.setdefault((one.table, one.sheet), set()).update(own - {""})
 
     def read(self, pattern: str, sheet: str) -> pd.DataFrame:
@@ -277,7 +288,9 @@ class _Maker:
         if Path(pattern).is_absolute() or ".." in Path(pattern).parts:
             raise UserError(f"mapping: table: expected a path inside the folder, got {shown(pattern)}")
         paths = sorted(self.home.glob(pattern), key=lambda path: natural(str(path)))[: MOST_FILES + 1]
-        paths = [path for path in paths if self._may_be_read(path)]
+        home = self.home.resolve()
+        paths = [path for path in paths if path.is_file() and path.resolve().is_relative_to(home)]
+        paths = [path for path in paths if path.relative_to(self.home).parts[0] != INSIDE]  # which ``init`` has written
         if self.root.is_file() and len(self.needs) == 1:  # a newer export may have another name
             paths = [self.root]
         if not paths:
@@ -305,11 +318,6 @@ class _Maker:
             table[name] = table[name].map(texts)
         self.tables[pattern, sheet] = table
         return table
-
-    def _may_be_read(self, path: Path) -> bool:
-        """Whether it is a file inside the folder, but not one that ``init`` has written."""
-        inside = path.resolve().is_relative_to(self.home.resolve())
-        return inside and path.is_file() and path.relative_to(self.home).parts[0] != INSIDE
 
     def bound(self, what: str, got: int, most: int, unit: str) -> None:
         """Raise UserError where there is more, or where all has taken too long."""
@@ -357,11 +365,15 @@ class _Maker:
             raise UserError(f"mapping: {index.table}: {self._patient}: {int(nobody.sum())} rows have no patient")
         if events.empty:
             raise UserError(f"mapping: {index.table}: expected rows of an index, got none")
+        site = index.named.get(self.mapping.site, "") if self.mapping.within is None else ""
+        if site and (n := int((events.groupby(self._patient)[site].nunique() > 1).sum())):
+            ways = f"a line within: {site} in the mapping says that they are different people, within: '' the same"
+            raise UserError(f"mapping: {index.table}: {n} ids of {self._patient} stand at several sites: {ways}")
         starts = self.times(index, events[index.date]) if index.date else pd.Series(0.0, index=events.index)
         self.timed = self.dated and bool((starts != starts.dt.normalize()).any())
         base = events.assign(**{TIME: starts}).sort_values([TIME], kind="stable")
         if index.take != "each":
-            base = base.drop_duplicates(self._patient, keep=index.take)
+            base = base.drop_duplicates(self.person, keep=index.take)
         base = base.sort_index().reset_index(drop=True)
         if self.dated:
             base[TIME] += pd.to_timedelta(index.after * SECONDS[self.mapping.unit], unit="s")
@@ -388,7 +400,7 @@ class _Maker:
                 result[name] = self.taken(one, take, pairs, len(base))
         if self.mapping.outcome:
             result |= self.outcome(base, result, self.mapping.outcome)
-        n = base[self._patient].nunique()
+        n = base.groupby(self.person).ngroups
         which = f"{index.take} of {index.table}, {len(events):,} events"
         always = [*index.named, *(one.name for one in self.mapping.columns if not one.date)]
         notes = [f"{len(base):,} rows of {n:,} patients, by the mapping ({which})", *self.notes]

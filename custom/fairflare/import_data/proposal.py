@@ -277,7 +277,7 @@ def check_texts(found: Found) -> None:
     texts = names | {text for one in found.examples for text in (*one.about, *one.about.values())}
     if found.examples:  # a table's rows are of the same columns
         cells = found.examples[0].cells.columns.values()
-        odd = [column.texts for column in cells if column.controls]
+        odd = [column.texts for column in cells if CONTROL.search("\n".join(column.texts))]
         texts |= {text for column in odd for text in column}
     if name := next((text for text in sorted(names) if re.search(r"[\n\r\t]", text)), ""):
         raise UserError(f"init: expected names without line ends and tabs, got {shown(name)}")

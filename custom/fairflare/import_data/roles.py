@@ -18,7 +18,7 @@ import pandas as pd
 from fairflare.core.validation import flag, in_order, some
 from fairflare.import_data import labels as naming
 from fairflare.import_data.cells import Cells
-from fairflare.import_data.proposal import Choices, Reading, is_missing
+from fairflare.import_data.proposal import Choices, Reading
 
 BAR, ASK = 3, 2
 """Points from which on a role is taken, and from which on it is asked about."""
@@ -64,34 +64,27 @@ class Column:
         self.plain = naming.bare(name)
 
     @cached_property
-    def filled(self) -> np.ndarray:
-        """bool (K,): which of the different cells say something."""
-        known = np.isfinite(self.cells.numbers)
-        known[~known] = [not is_missing(text) for text in self.cells.texts[~known]]
-        return known
+    def values(self) -> list[str]:
+        """The different cells that say something."""
+        return [str(text) for text in self.cells.texts[~self.cells.empty]]
 
     @cached_property
     def different(self) -> int:
-        """How many different cells say something."""
-        return int(self.filled.sum())
-
-    @cached_property
-    def values(self) -> list[str]:
-        return [str(text) for text in self.cells.texts[self.filled]]
+        return len(self.values)
 
     @cached_property
     def words_of_cells(self) -> list[str]:
         """The different cells that say something and are no numbers."""
-        return [str(text) for text in self.cells.texts[self.filled & ~np.isfinite(self.cells.numbers)]]
+        return [str(text) for text in self.cells.texts[~self.cells.empty & ~np.isfinite(self.cells.numbers)]]
 
     @cached_property
     def rows(self) -> int:
-        return self.cells.rows(self.filled)
+        return self.cells.rows(~self.cells.empty)
 
     @cached_property
     def numbers(self) -> np.ndarray:
         """float64, of the different cells that say something and are numbers."""
-        found = self.cells.numbers[self.filled]
+        found = self.cells.numbers[~self.cells.empty]
         return np.asarray(found[np.isfinite(found)])
 
     @cached_property
@@ -108,12 +101,12 @@ class Column:
 
     @cached_property
     def is_yes_no(self) -> bool:
-        return 0 < int(self.filled.sum()) <= 2 and {value.lower() for value in self.values} <= naming.YES | naming.NO
+        return 0 < self.different <= 2 and {value.lower() for value in self.values} <= naming.YES | naming.NO
 
     @cached_property
     def mode(self) -> float:
         """Share of the filled rows with the most frequent value."""
-        return float(self.cells.counts[self.filled].max()) / max(self.rows, 1) if self.values else 0.0
+        return float(self.cells.counts[~self.cells.empty].max()) / max(self.rows, 1) if self.values else 0.0
 
     @cached_property
     def is_id(self) -> bool:
@@ -201,8 +194,8 @@ class People:
 
     def groups(self, column: Column) -> np.ndarray:
         """int (N,): rows of one site with one value have one number; -1 where the cell is empty."""
-        codes = np.where(column.filled, np.arange(len(column.filled)), -1)[column.cells.codes]
-        found = pd.factorize(self.sites.astype(np.int64) * (len(column.filled) + 1) + codes)[0]
+        codes = np.where(column.cells.empty, -1, np.arange(len(column.cells.texts)))[column.cells.codes]
+        found = pd.factorize(self.sites.astype(np.int64) * (len(column.cells.texts) + 1) + codes)[0]
         return np.where(codes < 0, -1, found)
 
     def determines(self, column: Column, groups: np.ndarray) -> tuple[float, str]:
@@ -216,7 +209,7 @@ class People:
         for own in self.own:
             if own is column:
                 continue
-            known = several & own.filled[own.cells.codes]
+            known = several & ~own.cells.empty[own.cells.codes]
             per = pd.Series(own.cells.codes[known]).groupby(groups[known]).nunique()
             if len(per) < FEWEST:
                 continue
@@ -238,6 +231,8 @@ class People:
         """Points for a patient ("patient"), or for a stay, a lesion or a study of one ("stay")."""
         points, why, role = 0.0, [], "patient"
         words = {*column.words}
+        # Names or initials that few rows repeat are as good as ids where the column is named so.
+        names = not column.is_number and not column.is_text and column.different >= FEWEST and column.mode < MODE
         if column.says("not_person") or (column.plain.endswith(naming.NOT_PERSON)):
             points, why = -5, ["its name says something else"]
         elif stays := column.says("column_stay"):
@@ -251,7 +246,7 @@ class People:
         if column.is_id:
             points, why = points + 1, [*why, f"{column.different} ids"]
         elif column.is_text or column.is_date or column.is_yes_no or not column.is_whole or column.different < FEWEST:
-            points, why = points - 3, [*why, "its cells are no ids"] if not self._are_names(column) else why
+            points, why = points - 3, [*why, "its cells are no ids"] if not names else why
         else:
             points, why = points - 4, [*why, "its cells may be counts"]
         if points > 0 and (len(self.columns) <= MANY or points >= ASK):
@@ -261,10 +256,6 @@ class People:
                 more = 0
             points, why = points + more, [*why, *filter(None, [text])]
         return Evidence(column.name, role, points, tuple(why))
-
-    def _are_names(self, column: Column) -> bool:
-        """Whether the cells are names or initials that are repeated by few rows: as good as ids where named so."""
-        return not column.is_number and not column.is_text and column.different >= FEWEST and column.mode < MODE
 
     def repeats(self, column: Column) -> bool:
         groups = self.groups(column)

@@ -30,6 +30,8 @@ def masks_of(files: Files) -> tuple[dict[str, str], dict[str, bytes], tuple[str,
     found = [path for path, one in zip(may, known, strict=True) if one]
     if not found:
         return {}, {}, ()
+    from PIL import Image
+
     rest = [path for path in files.images if path in files.dicom and path not in {*found}]
     uids = dict(zip(headers([files.root / path for path in rest], ["SOPInstanceUID"])["SOPInstanceUID"], rest))
     values: dict[str, int] = {}
@@ -57,12 +59,8 @@ def masks_of(files: Files) -> tuple[dict[str, str], dict[str, bytes], tuple[str,
     if not drawn:
         raise UserError(f"init: {found[0]}: a DICOM segmentation that names no image here: convert it to masks")
     written = {image: f"{INSIDE}/masks/{k:05d}.png" for k, image in enumerate(path for path in rest if path in drawn)}
-    return {image: written.get(image, "") for image in rest}, {written[k]: _png(drawn[k]) for k in written}, (*values,)
-
-
-def _png(mask: np.ndarray) -> bytes:
-    from PIL import Image
-
-    stream = io.BytesIO()
-    Image.fromarray(mask).save(stream, "PNG")
-    return stream.getvalue()
+    pictures: dict[str, bytes] = {}
+    for image, path in written.items():
+        Image.fromarray(drawn[image]).save(stream := io.BytesIO(), "PNG")
+        pictures[path] = stream.getvalue()
+    return {image: written.get(image, "") for image in rest}, pictures, (*values,)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping, Sequence
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import pandas as pd
@@ -99,6 +99,7 @@ def proposed(root: Path, paths: Sequence[Path], table: pd.DataFrame | None, pati
     else:
         stems = table[NAME]
         own = table.drop(columns=[name for name in table.columns if name.startswith("@")])
+        places = {FILE: stems, HOME: table["@home"].map(lambda home: PurePosixPath(home).name)}
         form = form_of(own, stems, patient)
         if not form:
             raise UserError("--mapping: expected a file that is there, as no patient has several rows")
@@ -113,11 +114,11 @@ def proposed(root: Path, paths: Sequence[Path], table: pd.DataFrame | None, pati
             raise UserError(f"init: --label COLUMN says which is the outcome; the tables have: {columns}")
         site = _site(own, chosen) or ("" if len(paths) == 1 else HOME if len(folders) > 1 else FILE)
         if form == OF_REDCAP:
-            content, notes = _redcap(own, pattern, label, site)
+            content, notes = _redcap(own.assign(**places), pattern, label, site)
         elif form == PER_PATIENT:
             content, notes = _per_patient(own, stems, pattern, label, HOME if len(folders) > 1 else "")
         else:
-            content, notes = _visits(own, pattern, label, patient, site)
+            content, notes = _visits(own.assign(**places), pattern, label, patient, site)
     head = "".join(f"# {line}\n" for line in ("Proposed by fairflare init: read it, and correct it.", *notes))
     return head + yaml.safe_dump(content, sort_keys=False, allow_unicode=True, width=110, default_flow_style=None)
 
@@ -139,8 +140,8 @@ def _takes(cells: pd.Series, numeric: Sequence[str], other: str = "last") -> lis
 
 
 def _filled(table: pd.DataFrame, without: Sequence[str]) -> list[str]:
-    """Columns with a cell, but those of REDCap's own and ``without``."""
-    names = [name for name in table.columns if name not in without and (table[name] != "").any()]
+    """Columns with a cell, but those of REDCap's own, of a row's file, and ``without``."""
+    names = [name for name in table.columns if name not in (FILE, HOME, *without) and (table[name] != "").any()]
     return [name for name in names if not name.startswith("redcap_") and not name.endswith("_complete")]
 
 
@@ -168,8 +169,13 @@ def _redcap(table: pd.DataFrame, pattern: str, label: str, site: str) -> tuple[K
     columns = {name: name for name in names if name not in dates}
     index: Known = {"table": pattern, "where": first, **({"date": date} if date else {})}
     index["columns"] = _named({**({"site": site} if site else {}), **columns})
-    content: Known = {"patient": patient, **({"site": "site"} if site else {}), "index": index, "columns": []}
     notes = [f"{OF_REDCAP}: predictors are those of {events[0] if events else 'the rows that do not repeat'}."]
+    content: Known = {"patient": patient, **({"site": "site"} if site else {})}
+    content |= {
+        **_within(table[table[site] != ""] if site else table, patient, site, notes),
+        "index": index,
+        "columns": [],
+    }
     for birth in filter(_is_birth, dates if date and not any(bare(name) in AGE for name in names) else []):
         age = {"name": "age", "table": pattern, "where": first, "date": birth, "take": "since", "unit": "years"}
         content["columns"].append(age)
@@ -232,7 +238,16 @@ def _visits(table: pd.DataFrame, pattern: str, label: str, patient: str, site: s
     outcome = {"name": label, "table": pattern, **when, "column": label, "take": "last"}
     order = f"by {date}" if date else "in the file's order, as no date is known of all"
     notes = [f"Predictors are of a patient's first row ({order}), the outcome of the last one."]
-    return {"patient": patient, **({"site": "site"} if site else {}), "index": index, "outcome": outcome}, notes
+    content = {"patient": patient, **({"site": "site"} if site else {}), **_within(table, patient, site, notes)}
+    return {**content, "index": index, "outcome": outcome}, notes
+
+
+def _within(table: pd.DataFrame, patient: str, site: str, notes: list[str]) -> dict[str, str]:
+    """``RowMapping.within`` where the same ids stand at several sites."""
+    if not site or not (n := int((table.groupby(patient)[site].nunique() > 1).sum())):
+        return {}
+    notes.append(f"{n} ids stand at several sites: different people (within: {site}), or the same (within: '').")
+    return {"within": site}
 
 
 def _relational(home: Path, paths: Sequence[Path]) -> tuple[Known, list[str]]:
@@ -274,19 +289,24 @@ def _relational(home: Path, paths: Sequence[Path]) -> tuple[Known, list[str]]:
             valued = {"column": amounts} if take != "any" else {}
             source = {"name": f"{table}_{text}", "table": file(table), "date": when, "where": {code: text}}
             columns.append({**source, **valued, "window": [-365, 0], "take": take})
-    content: Known = {"patient": patient, **({"site": "site"} if "site" in own else {}), "index": index}
-    content["columns"] = columns
+    notes = [f"{form}: predictors by the first row of {file(start)} of each patient, the {MOST_CODES} commonest codes."]
+    content: Known = {"patient": patient, **({"site": "site"} if "site" in own else {})}
+    if "site" in own and (heads[start].groupby(patient)[own["site"]].nunique() > 1).any():
+        notes.append(
+            f"Ids at several sites are the same people (within: ''); of each site others: (within: {own['site']})."
+        )
+        content["within"] = ""
+    content |= {"index": index, "columns": columns}
     table, key, when = known["death"]
     if spelled := column(table, when):
         of_death = {"table": file(table), "key": column(table, key), "date": spelled}
         content["outcome"] = {"name": "died", **of_death, "window": [0, 365], "take": "any"}
-    notes = [f"{form}: predictors by the first row of {file(start)} of each patient, the {MOST_CODES} commonest codes."]
     return content, notes
 
 
 def note_on(root: Path, found: Found, chosen: Choices) -> tuple[str, ...]:
     """What to say where patients have several rows of a table, each of which is an example."""
-    n, whose = len(found.examples), {one.patient for one in found.examples if one.patient}
+    n, whose = len(found.examples), {(one.site, one.patient) for one in found.examples if one.patient}
     if not found.form.table or not 0 < len(whose) < n:
         return ()
     text = f"{n} rows of {len(whose)} patients: each row is an example"

@@ -13,6 +13,7 @@ import unicodedata
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -23,11 +24,12 @@ from fairflare.core.errors import DataError, UserError
 from fairflare.core.validation import flag, in_order, natural, shown, some
 from fairflare.data.readers import geometry
 from fairflare.data.readers.geometry import stem
+from fairflare.data.readers.table_features import EXCEL, iso_date
 from fairflare.data.readers.tables import SUFFIXES, read_table
 from fairflare.import_data import columns as read
-from fairflare.import_data.cells import Cells, Row, Sites
+from fairflare.import_data.cells import Cells, Row, rows_of_sites
 from fairflare.import_data.folders import NAME, images_in_folders, level_table, patients_of
-from fairflare.import_data.labels import WORDS, bare, groups_of, is_date, same_numbers, split_word
+from fairflare.import_data.labels import WORDS, bare, groups_of, is_date, name_words, same_numbers, split_word
 from fairflare.import_data.levels import FOLDER, is_patient_level, roles
 from fairflare.import_data.proposal import (
     Choices,
@@ -62,6 +64,13 @@ MOST_TEXTS, LARGEST_TEXT, FILLED = 100, 2**24, 0.9
 """Texts that are looked at, their bytes, and the share of filled cells from which on one is a table."""
 ZEROS = re.compile(r"\.0+$")
 """pandas writes whole numbers of a column with gaps as 999.0."""
+NUMBER, COMMA = re.compile(r"[-+]?\d+(\.\d+)?"), re.compile(r"[-+]?\d+,\d+")
+UNIT = re.compile(
+    r"([-+]?\d+(?:\.\d+)?) *(%|°[CF]|mmHg|[µumkcdn]?(?:g|l|L|m|mol|U|IU)(?:/\w+)?|years?|days?|Jahre|Tage|ans)"
+)
+SPACED = re.compile(r"[-+]?\d{1,3}(?:[\s']\d{3})+(?:[.,]\d+)?")
+EARLIEST = 3653
+"""Days by Excel's count: 1910."""
 HOME, SITE, SPLIT = "@home", "@site", "@split"
 """Columns beside a table's own: the folder it lies in, and what its name says."""
 
@@ -93,7 +102,7 @@ def unnamed_tables(files: Files) -> list[str]:
 
 
 def rows_of(root: Path, paths: Sequence[Path], chosen: Choices) -> pd.DataFrame:
-    """All rows; tables called by sites or lying in their folders have a site, those called by splits a split."""
+    """All rows, "" where a cell says nothing; their tables' names and folders say site and split."""
     base = root if root.is_dir() else root.parent
     named = _named(base, paths)
     found: list[pd.DataFrame] = []
@@ -101,12 +110,10 @@ def rows_of(root: Path, paths: Sequence[Path], chosen: Choices) -> pd.DataFrame:
     gaps = {ZEROS.sub("", cell) for cell in chosen.missing}
 
     def clean(name: str, column: Sequence[str]) -> Any:
-        if not gaps and "".join(column).isascii():
-            return column
         cells = Cells.of(column)
-        plain = [ZEROS.sub("", text) for text in cells.texts] if gaps else []
-        texts = [unicodedata.normalize("NFC", text) for text in cells.texts]
-        texts = ["" if {one, f"{name}={one}"} & gaps else text for one, text in zip(plain, texts)] or texts
+        texts = ["" if is_missing(text) else unicodedata.normalize("NFC", text) for text in cells.texts]
+        for k, one in enumerate(map(partial(ZEROS.sub, ""), texts) if gaps else ()):
+            texts[k] = "" if {one, f"{name}={one}"} & gaps else texts[k]
         return np.array(texts, dtype=object)[cells.codes]
 
     for path, (site, split) in zip(paths, named, strict=True):
@@ -115,17 +122,60 @@ def rows_of(root: Path, paths: Sequence[Path], chosen: Choices) -> pd.DataFrame:
         except DataError as error:
             raise UserError(f"init: {error}") from None
         if not any(columns.values()):
-            raise UserError(f"init: {path.name}: expected rows, got none")
-        if found and (odd := sorted({*columns, HOME, SITE, SPLIT, NAME_OF_FILE} ^ set(found[0].columns))):
-            text = f"expected the columns of {paths[0].name}; differs in {some(odd, 3)}"
-            raise UserError(f"init: {path.name}: {text}; {join_advice(root, paths, chosen)}")
+            notes.append(f"{path.name} holds no rows and is left out")
+            continue
+        if found:
+            columns = _named_as(columns, [name for name in found[0] if not name.startswith("@")], path.name, notes)
+            own, first = (
+                {*names} - {*chosen.leave_out, HOME, SITE, SPLIT, NAME_OF_FILE} for names in (columns, found[0])
+            )
+            if odd := sorted(own ^ first):
+                text = f"expected the columns of {paths[0].name}; differs in {some(odd, 3)}"
+                ways = f" ({flag('leave-out', *odd)} leaves them out)" if own < first or own > first else ""
+                raise UserError(f"init: {path.name}: {text}{ways}; {join_advice(root, paths, chosen)}")
         home = path.parent.relative_to(base).as_posix()
         table = pd.DataFrame({name: clean(name, columns.pop(name)) for name in list(columns)}, dtype=object)
         notes += said
+        if _holds_units(table):
+            cells = some([cell for cell in table.iloc[0] if cell][:4])
+            notes.append(f"{path.name}: the second line ({cells} ...) holds units or further names, and is no patient")
+            table = table.iloc[1:]
         found.append(table.assign(**{HOME: home, SITE: site, SPLIT: split, NAME_OF_FILE: path.stem}))
-    whole = pd.concat(found, ignore_index=True) if len(found) > 1 else found[0]
+    if not found:
+        raise UserError(f"init: {paths[0].name}: expected rows, got none")
+    whole = pd.concat(found, ignore_index=True).fillna("")
+    for name in (name for name in whole.columns if not name.startswith("@")):
+        texts = [text for text in whole[name].unique() if text]
+        if plain := _plainly(name, texts):
+            whole[name] = whole[name].map(lambda text, plain=plain: plain.get(text, text))
+            notes.append(f"{name}: {shown(next(iter(plain)))} is read as {next(iter(plain.values()))}")
     whole.attrs["notes"] = tuple(notes)
     return whole
+
+
+def _named_as(columns: dict[str, list[str]], names: Sequence[str], file: str, notes: list[str]) -> dict[str, list[str]]:
+    """``columns`` with the ``names`` of another table's where only case, spaces and signs differ."""
+    others = {bare(name): name for name in names if name not in columns}
+    read = {name: others[bare(name)] for name in columns if name not in names and bare(name) in others}
+    notes += [f"{file}: {some([*read], 3)} are read as {some([*read.values()], 3)}"] if read else []
+    return {read.get(name, name): cells for name, cells in columns.items()}
+
+
+def _plainly(name: str, texts: Sequence[str]) -> dict[str, str]:
+    """Text -> number or date, where cells are dates as numbers, have a decimal comma among points, or all one unit."""
+    odd = [text for text in texts if not NUMBER.fullmatch(text)]
+    if not odd and {*name_words(name)} & {*WORDS["column_date"]}:
+        excel = all(float(text) >= EARLIEST for text in texts)
+        forms = (form for form in ("YYYYMMDD", *[EXCEL] * excel) if all(iso_date(text, form) for text in texts))
+        return {text: iso_date(text, form) for form in [*forms][:1] for text in texts}
+    if odd and all(map(COMMA.fullmatch, odd)) and any(len(text.partition(",")[2]) != 3 for text in odd):
+        points = any("." in text for text in texts)  # else they may be lists of codes
+        return {text: text.replace(",", ".") for text in odd if points}
+    if odd and all(SPACED.fullmatch(text) or NUMBER.fullmatch(text) for text in texts):
+        return {text: re.sub(r"[\s']", "", text).replace(",", ".") for text in odd}
+    united = [match for text in odd if (match := UNIT.fullmatch(text))] if len(odd) == len(texts) else []
+    same = len(united) == len(texts) and len({match[2] for match in united}) == 1
+    return {match[0]: match[1] for match in united if same}
 
 
 def _named(base: Path, paths: Sequence[Path]) -> list[tuple[str, str]]:
@@ -183,33 +233,33 @@ def examples_in_tables(files: Files, paths: Sequence[Path], chosen: Choices) -> 
             be read in two ways and nobody can be asked.
     """
     table = rows_of(files.root, paths, chosen)
-    notes = table.attrs["notes"]
-    if _holds_units(table):
-        cells = some([cell for name, cell in table.iloc[0].items() if cell and not str(name).startswith("@")][:4])
-        notes += (f"the second line ({cells} ...) holds units or further names, and is no patient",)
-        table = table.iloc[1:].reset_index(drop=True)
     found = _of_rows(files, paths, table, chosen)
-    return replace(found, notes=(*found.notes, *notes))
+    return replace(found, notes=(*found.notes, *table.attrs["notes"]))
 
 
 def _holds_units(table: pd.DataFrame) -> bool:
     """Whether the first row holds words where all others hold numbers, as a row of units or a second header does."""
     first, rest = table.iloc[0], table.iloc[1 : ROWS + 1]
-    odd = [name for name in table.columns if not name.startswith("@") and not is_missing(first[name])]
+    odd = [name for name in table.columns if first[name]]
     odd = [name for name in odd if np.isnan(pd.to_numeric(first[name], errors="coerce"))]
     numbers = [name for name in table.columns if pd.to_numeric(rest[name], errors="coerce").notna().mean() > UNIQUE]
     return (
         len(rest) >= LEAST
         and len(numbers) > 1
         and 2 * len({*odd} & {*numbers}) > len(numbers)
-        and not any(is_missing(first[name]) is False and name not in odd for name in numbers)
+        and not any(first[name] and name not in odd for name in numbers)
     )
 
 
 def _of_rows(files: Files, paths: Sequence[Path], table: pd.DataFrame, chosen: Choices) -> Found:
     own = [name for name in table.columns if not name.startswith("@")]
     refuse_several(files.root, table[own], table[NAME_OF_FILE], chosen)
-    index = _index(files)
+    # A path, its name, or its name without suffix -> the path; names that several images have are left out.
+    index: dict[str, str] = {}
+    for short in (lambda path: PurePosixPath(path).name, stem):
+        counts = Counter(short(path) for path in files.images)
+        index |= {short(path): path for path in files.images if counts[short(path)] == 1}
+    index |= {path: path for path in files.images}
     image = _column_of_files(table, own, index, masks=False)
     if image:
         return _images(files, table, own, image, index, chosen)
@@ -260,15 +310,6 @@ def _label(table: pd.DataFrame, columns: Sequence[str], chosen: Choices) -> str:
     return label
 
 
-def _index(files: Files) -> dict[str, str]:
-    """A path, its name, or its name without suffix -> the path; names that several images have are left out."""
-    found: dict[str, str] = {}
-    for short in (lambda path: PurePosixPath(path).name, stem):
-        counts = Counter(short(path) for path in files.images)
-        found |= {short(path): path for path in files.images if counts[short(path)] == 1}
-    return found | {path: path for path in files.images}
-
-
 def _places(table: pd.DataFrame, name: str, index: Mapping[str, str]) -> list[str]:
     """The image that each cell names, "" where none: relative to the table, to the folder of all, or by its name."""
     found = []
@@ -284,7 +325,7 @@ def _column_of_files(table: pd.DataFrame, columns: Sequence[str], index: Mapping
     """The column most of whose cells name images (or masks); the first of equals."""
     best, most = "", (False, 0.0, 0.0)
     for name in columns if index else ():
-        filled = table[name][~table[name].map(is_missing)]
+        filled = table[name][table[name] != ""]
         hits = sum(bool(path) and geometry.is_mask(path) == masks for path in _places(table, name, index))
         if len(filled) and hits / len(filled) > HALF:
             # Ages may be names of files, too: a column of files says so, or has none twice.
@@ -299,7 +340,7 @@ def _column_of_patients(files: Files, table: pd.DataFrame, columns: Sequence[str
     known = {part for path in files.images for part in PurePosixPath(path).parts[:-1]}
     known |= {name for name in level_table(files, files.images, Choices()).get(NAME, ()) if name}
     for name in columns:
-        cells = table[name][~table[name].map(is_missing)]
+        cells = table[name][table[name] != ""]
         if len(cells) and cells.is_unique and cells.isin(known).mean() > HALF:
             return name
     return ""
@@ -338,7 +379,7 @@ def _patients(files: Files, table: pd.DataFrame, columns: Sequence[str], key: st
 
 def _sites(files: Files, table: pd.DataFrame, column: str, chosen: Choices) -> list[str]:
     if column:
-        if empty := int(table[column].map(is_missing).sum()):
+        if empty := int((table[column] == "").sum()):
             raise UserError(f"init: {column}: expected the site of every row, {empty} have none")
         return site_names(table[column])
     root = site_name(files.root.stem) if files.root.is_file() else root_name(files.root)
@@ -349,7 +390,7 @@ def _splits(table: pd.DataFrame, column: str) -> list[str]:
     if not column:
         return list(table[SPLIT])
     words = {cell: split_word(cell) for cell in table[column].unique()}
-    if odd := [cell for cell, word in words.items() if not word and not is_missing(cell)]:
+    if odd := [cell for cell, word in words.items() if cell and not word]:
         raise UserError(f"init: {column}: expected training, validation or testing, got {shown(odd[0])}")
     return [words[cell] for cell in table[column]]
 
@@ -405,7 +446,7 @@ def _images(
     paths = _places(table, image, index)
     texts = _places(table, mask, index) if mask else table[label] if label else [beside.get(path, "") for path in paths]
     there = pd.Series([bool(path) for path in paths])
-    labelled = pd.Series([not is_missing(text) for text in texts]) if not several else _any_said(table, several)
+    labelled = pd.Series(list(map(bool, texts))) if not several else (table[several] != "").any(axis=1)
     keep = there & labelled
     kept = table[keep].reset_index(drop=True)
     images, labels = (list(pd.Series(list(cells), dtype=object)[keep]) for cells in (paths, texts))
@@ -464,11 +505,6 @@ def _images(
     return Found(outcome.kind, layout, examples, outcome.classes, outcome.options, whence, notes, suspects)
 
 
-def _any_said(table: pd.DataFrame, names: Sequence[str]) -> pd.Series:
-    found: pd.Series = ~table[list(names)].map(is_missing).all(axis=1)
-    return found
-
-
 def _sites_of_images(
     files: Files, table: pd.DataFrame, levels: pd.DataFrame, column: str, chosen: Choices
 ) -> list[str]:
@@ -487,11 +523,11 @@ def _of_patients(cells: pd.Series) -> list[str]:
     """The patients of a column; UserError where some are blank or cut: nobody can tell whose these rows are."""
     if (cut := cells[cells.str.fullmatch(r"\d[.,]\d+E\+\d+")]).size:
         raise UserError(f"init: {cells.name}: {cut.iloc[0]}: Excel has cut these numbers: export them as text")
-    blank = cells.map(is_missing)
+    blank = cells == ""
     if blank.any() and not blank.all():
         text = f"{int(blank.sum())} of {len(cells)} rows have none"
         raise UserError(f"init: {cells.name}: {text}: fill them in, or --patient none takes every row for a patient")
-    return ["" if empty else cell for cell, empty in zip(cells, blank, strict=True)]
+    return list(cells)
 
 
 def _copies(table: pd.DataFrame, role: _Roles, chosen: Choices) -> tuple[str, ...]:
@@ -548,7 +584,7 @@ def _rows(files: Files, table: pd.DataFrame, columns: Sequence[str], chosen: Cho
     label = several[0] if several else named or _label(table, columns, chosen)
     if chosen.since:
         check_column("since", chosen.since, columns)
-    missing = ~_any_said(table, several or [label])
+    missing = (table[several or [label]] == "").all(axis=1)
     kept = table[~missing].reset_index(drop=True) if missing.any() else table
     if kept.empty:
         raise UserError(f"init: {label}: expected labels, every row has none")
@@ -569,7 +605,10 @@ def _rows(files: Files, table: pd.DataFrame, columns: Sequence[str], chosen: Cho
         exposure = {"amount": "count", "exposure": chosen.exposure}
         spent[chosen.exposure] = kept[chosen.exposure]
     told = {name: ["" if row[name] is None else str(row[name]) for row in outcome.told] for name in several}
-    notes = (*_left_out(label, missing), *outcome.notes, *_of_amounts(outcome, label, role.sites, chosen))
+    whose = table[role.site] if role.site else table[SITE]
+    gone = in_order({*whose[missing]} - {*whose[~missing]} - {""})
+    lacking = (f"{some(gone, 8)}: no row has {label}, so that the site is left out",) * bool(gone)
+    notes = (*_left_out(label, missing), *lacking, *outcome.notes, *_of_amounts(outcome, label, role.sites, chosen))
     options = {"label": "" if several else label, **exposure, **outcome.options}
     layout = f"tables with column {', '.join(several) or label}"
     made = Found(outcome.kind, layout, [], outcome.classes, options, notes=notes)
@@ -580,7 +619,7 @@ def _rows(files: Files, table: pd.DataFrame, columns: Sequence[str], chosen: Cho
 def _of_amounts(outcome: read.Outcome, label: str, sites: Sequence[str], chosen: Choices) -> list[str]:
     """What to say of an outcome's numbers at the ``sites``; codes for missing ones are asked about."""
     numbers = Cells.of(outcome.labels).numbers[Cells.of(outcome.labels).codes]
-    return read.checked_numbers(label, numbers, Sites.of(sites), chosen) if "regression" in outcome.kind else []
+    return read.checked_numbers(label, numbers, rows_of_sites(sites), chosen) if "regression" in outcome.kind else []
 
 
 def _left_out(label: str, missing: pd.Series) -> tuple[str, ...]:
@@ -608,7 +647,7 @@ def _with_rows(
     """
     copies, taken, own = _copies(kept, role, chosen), [*spent, *role.taken], kept[list(columns)]
     about = groups_of(own, taken, chosen.groups)
-    found = read.predictors(own, levels, taken, pd.Series(role.sites), chosen, role.people)
+    found = read.predictors(own, levels, taken, rows_of_sites(role.sites), chosen, role.people)
     patients = _of_patients(kept[role.patient]) if role.patient else [""] * len(kept)
     cells = {**found.cells, **{name: Cells.of(column) for name, column in more.items()}}
     site = [as_site(role.people.columns[role.site])] if role.site else []
@@ -654,7 +693,9 @@ def _times(files: Files, table: pd.DataFrame, columns: Sequence[str], chosen: Ch
     spent = [event, *names, *([chosen.since] if dated and chosen.since else [])]
     happened = f"{int((kept[event] == '1').sum())} of {len(kept)} rows have an event"
     values = f" ({some(chosen.event_value, 4)} in {event})" if chosen.event_value not in ((), ("1",)) else ""
-    units = read.checked_numbers(time, pd.to_numeric(kept[time]).to_numpy(dtype=float), Sites.of(role.sites), chosen)
+    units = read.checked_numbers(
+        time, pd.to_numeric(kept[time]).to_numpy(dtype=float), rows_of_sites(role.sites), chosen
+    )
     asked = f"{happened}{values}; survival until {chosen.horizons} is asked for"
     notes = (*_left_out(event, pd.Series(missing)), asked, *units)
     options = {"label": event, "time": time, "horizons": chosen.horizons}

@@ -13,7 +13,8 @@ import pandas as pd
 from fairflare.core.errors import UserError
 from fairflare.core.validation import flag, in_order, shown, some
 from fairflare.import_data import labels as naming
-from fairflare.import_data.proposal import Choices, Reading, check_column, is_missing
+from fairflare.import_data.cells import rows_of_sites
+from fairflare.import_data.proposal import Choices, Reading, check_column
 
 NAMED = re.compile(
     r"(^|_)(days?|time|months?|years?|weeks?)_(to|until|till)_(?!hospital)|"
@@ -78,7 +79,7 @@ def _recognised(table: pd.DataFrame, columns: Sequence[str], chosen: Choices, la
         if naming.bare(name) in naming.WORDS["column_time"] or NAMED.search("_".join(naming.name_words(name)))
     ]
     events = [label] if label else [name for name in columns if naming.bare(name) in naming.WORDS["column_event"]]
-    known = {name: table[name][~table[name].map(is_missing)] for name in {*times, *events} & {*columns}}
+    known = {name: table[name][table[name] != ""] for name in {*times, *events} & {*columns}}
     times = [
         name
         for name in times
@@ -107,7 +108,7 @@ def _recognised(table: pd.DataFrame, columns: Sequence[str], chosen: Choices, la
 def _complete(days: pd.Series, other: pd.Series) -> bool:
     """Whether the gaps of ``days`` are filled by ``other``."""
     gaps = days.isna()
-    return bool(gaps.mean() > 1 - naming.FILLED) and bool((~other[gaps].map(is_missing)).mean() >= naming.FILLED)
+    return bool(gaps.mean() > 1 - naming.FILLED) and bool((other[gaps] != "").mean() >= naming.FILLED)
 
 
 def _horizon(name: str, days: pd.Series, longest: float) -> str:
@@ -148,7 +149,7 @@ def _with_event_value(table: pd.DataFrame, columns: Sequence[str], names: Sequen
     event = chosen.event
     if event not in columns:
         return chosen
-    cells = table[event][~table[event].map(is_missing)]
+    cells = table[event][table[event] != ""]
     values = in_order(str(value) for value in cells.unique())
     if len(names) == 1 and chosen.time in columns and not chosen.until:
         days = pd.to_numeric(table[chosen.time], errors="coerce")
@@ -192,13 +193,13 @@ def checked_times(table: pd.DataFrame, chosen: Choices, sites: Sequence[str]) ->
         UserError: it names the site of the first time that is none.
     """
     names = chosen.time.split(",") if chosen.time not in table.columns else [chosen.time]
-    times, where = table[names[0]].where(~table[names[0]].map(is_missing), ""), pd.Series(list(sites), table.index)
+    times, where = table[names[0]], pd.Series(list(sites), table.index)
     for name in names[1:]:
-        times = times.where(times != "", table[name].where(~table[name].map(is_missing), ""))
+        times = times.where(times != "", table[name])
     happened = table[chosen.event].isin(chosen.event_value) if chosen.event in table.columns else times != ""
-    known = ~table[chosen.event].map(is_missing) if chosen.event in table.columns else pd.Series(True, table.index)
+    known = table[chosen.event] != "" if chosen.event in table.columns else pd.Series(True, table.index)
     if chosen.since and sum(map(naming.is_date, times)) >= naming.FILLED * max((times != "").sum(), 1):
-        first, last = (naming.of_sites(column, where) for column in (table[chosen.since], times))
+        first, last = (naming.of_sites(column, rows_of_sites(sites)) for column in (table[chosen.since], times))
         if first is None or last is None:
             raise UserError(f"init: {names[0]}: expected dates as 2024-01-31, got some that may mean two days")
         first, last = (pd.to_datetime(one, errors="coerce", format="ISO8601") for one in (first, last))

@@ -181,7 +181,7 @@ def _entry(found: Found, one: Example, kept: set[str]) -> dict[str, Any]:
 
 
 def _table(found: Found, site: str) -> str:
-    """The site's rows; where a patient has several, numbers in place of the patients' names."""
+    """The site's rows; where a patient has several, at any site, numbers in place of the patients' names."""
     own, label = found.of(site), found.options["label"]
     cells = own[0].cells
     rows = np.array([one.cells.number for one in own])
@@ -189,21 +189,13 @@ def _table(found: Found, site: str) -> str:
     columns |= {name: column.texts[column.codes[rows]] for name, column in cells.columns.items()}
     kept = [name for name in attributes(found) if name not in cells]
     columns |= {name: [one.about.get(name, "") for one in own] for name in kept}
-    if len({one.patient for one in own if one.patient}) < sum(bool(one.patient) for one in own):
-        numbers: dict[str, str] = {}
-        columns["patient"] = [
-            numbers.setdefault(one.patient, str(len(numbers) + 1)) if one.patient else "" for one in own
-        ]
+    patients = [one.patient for one in found.examples if one.patient]
+    if len(numbers := {name: str(k) for k, name in enumerate(dict.fromkeys(patients), 1)}) < len(patients):
+        columns["patient"] = [numbers.get(one.patient, "") for one in own]
     columns["split"] = [SHORT[one.split] for one in own]
-    head = io.StringIO()
-    csv.writer(head, lineterminator="\n").writerow(columns)
-    lines = list(map(",".join, zip(*columns.values())))
-    text = "\n".join([*lines, ""])
-    if '"' in text or "\r" in text or text.count(",") + text.count("\n") != len(own) * len(columns):  # to be quoted
-        body = io.StringIO()
-        csv.writer(body, lineterminator="\n").writerows(zip(*columns.values()))
-        text = body.getvalue()
-    return head.getvalue() + text
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows([columns, *zip(*columns.values())])
+    return text.getvalue()
 
 
 def _json(content: Any) -> str:

@@ -93,6 +93,7 @@ def _before(opened: Opened) -> tuple[nn.Module, dict[str, Any], Tensor, str, lis
         arguments: dict[str, Any] = {"mean": list(images.mean), "std": list(images.std)}
         words = f"float32 (N, {', '.join(map(str, shape))}), values 0 to 255"
         if isinstance(images.reader, VolumeReader):
+            arguments["axes"] = 3
             words += f", voxels of {' x '.join(f'{one:g}' for one in images.reader.spacing)} mm, axes RAS"
         example = torch.arange(2 * math.prod(shape)).remainder(251).float().view(2, *shape)
         return *_made(Pixels, **arguments), example, words, [in_words(images.reader.window)]

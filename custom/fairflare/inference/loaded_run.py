@@ -376,7 +376,7 @@ def hospitals(
         if data.suffix.lower() not in suffixes:
             raise UserError(f"{data.name}: expected a folder of lists, or a file {' or '.join(suffixes)}, for this run")
         _same_classes(opened, read_description(data.parent), data.parent)
-        found = {name or data.stem.removeprefix(PREFIX): _of_file(data)}
+        found = {name or data.stem.removeprefix(PREFIX): config_of(data)}
     for site in found:
         expected("--name", bool(SITE.fullmatch(site)), "letters, digits, spaces, - . and _", site)
     if converting and len(found) > 1:
@@ -392,7 +392,7 @@ def _in_folder(opened: Opened, data: Path, suffixes: tuple[str, ...]) -> dict[st
     folder = folder_of_lists(data)
     _same_classes(opened, read_description(folder), data)
     if names := sites_in(folder, suffixes):
-        return {site: _of_file(_files(folder, site, suffixes)[0]) for site in names}
+        return {site: config_of(_files(folder, site, suffixes)[0]) for site in names}
     found = {path.stem: read_site_config(path) for path in sorted(data.iterdir()) if path.suffix in CONFIGURATIONS}
     if not found:
         lists = f"expected a list (<SITE>{suffixes[0]}) for each hospital in it, or a table"
@@ -404,7 +404,8 @@ def _files(folder: Path, site: str, suffixes: Sequence[str]) -> list[Path]:
     return [path for p in ("", PREFIX) for s in suffixes if (path := folder / f"{p}{site}{s}").is_file()]
 
 
-def _of_file(path: Path) -> SiteConfig:
+def config_of(path: Path) -> SiteConfig:
+    """Of a list or table that somebody names."""
     root, links = root_of(path.parent)
     return SiteConfig(data_root=str(root), datalist=str(path.relative_to(root)), links=links, min_count=0)
 

@@ -10,15 +10,15 @@ from torch import Tensor, nn
 
 
 class Pixels(nn.Module):
-    """Images (N, C, H, W) of 0 to 255 -> (x / 255 - mean) / std per channel of the network."""
+    """Images (N, C, H, W), or volumes of three ``axes``, of 0 to 255 -> (x / 255 - mean) / std per channel."""
 
     mean: Tensor
     std: Tensor
 
-    def __init__(self, mean: Sequence[float], std: Sequence[float]) -> None:
+    def __init__(self, mean: Sequence[float], std: Sequence[float], axes: int = 2) -> None:
         super().__init__()
-        self.register_buffer("mean", torch.tensor(list(mean)).view(-1, 1, 1))
-        self.register_buffer("std", torch.tensor(list(std)).view(-1, 1, 1))
+        self.register_buffer("mean", torch.tensor(list(mean)).view(-1, *(1,) * axes))
+        self.register_buffer("std", torch.tensor(list(std)).view(-1, *(1,) * axes))
 
     def forward(self, x: Tensor) -> Tensor:
         """(N, C, H, W) -> (N, channels of the network, H, W)."""

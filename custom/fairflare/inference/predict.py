@@ -22,10 +22,11 @@ from fairflare.core.errors import DataError, UserError
 from fairflare.core.execution import default_device
 from fairflare.core.types import Batch
 from fairflare.core.validation import natural, shown, some
-from fairflare.data.inputs import ImageInputs, Scaling, TableInputs
+from fairflare.data.inputs import SIGN, ImageInputs, Scaling, TableInputs
 from fairflare.data.readers import geometry
 from fairflare.data.readers.datalist import Contrasts, Files, Frame, file_of
 from fairflare.data.readers.dicom import series_of
+from fairflare.data.readers.files import stacked
 from fairflare.data.readers.geometry import NIFTI, Geometry, geometry_of, suffix_of
 from fairflare.data.readers.table_features import gaps_of, plain
 from fairflare.data.readers.tables import SUFFIXES, read_columns
@@ -36,10 +37,10 @@ from fairflare.engine.evaluation import predict as predicted
 from fairflare.engine.files import save_json, save_text
 from fairflare.inference.apply import RESULTS, ending, mask_stem, pixel_values, restored, write_mask, write_rows
 from fairflare.inference.atomic_output import MARK
-from fairflare.inference.loaded_run import HALF, Opened, members_of
+from fairflare.inference.loaded_run import HALF, Opened, config_of, members_of
 from fairflare.report.values import plural
 from fairflare.tasks.kinds.classes import named_classes
-from fairflare.tasks.planning import other_units
+from fairflare.tasks.planning import FAR_SHARE, other_units
 
 MOST = 1_000_000
 
@@ -65,7 +66,8 @@ def images_of(
             inside = {file.relative_to(path).as_posix(): file for file in _below(path)}
             if not inside:
                 raise UserError(f"{path}: expected images ({', '.join(geometry.IMAGES)}) in it, found none")
-            own = {mask for mask in geometry.pairs(sorted(inside))[0].values() if mask} if masks else set()
+            ways = {False, channels > 1} if masks else ()
+            own = {mask for several in ways for mask in geometry.pairs(sorted(inside), several)[0].values()} - {""}
             beside += sorted(own, key=natural)
             chosen = [(name, file) for name, file in inside.items() if name not in own]
         elif path.is_file():
@@ -82,10 +84,11 @@ def images_of(
         raise UserError(f"expected at most {MOST} files, got {len(found)}")
     notes = [f"{len(beside)} masks lie beside their images and are left out, e.g. {shown(beside[0])}"] if beside else []
     ordered = dict(sorted(found.items(), key=lambda pair: natural(pair[0])))
-    groups, lacking = geometry.contrasts_in(list(ordered)) if channels > 1 and not volumes else ({}, [])
+    groups, lacking = geometry.contrasts_in(list(ordered)) if channels > 1 else ({}, [])
     if groups and len(next(iter(groups.values()))) == channels:
         notes += [f"{len(lacking)} files lack a contrast and are left out, e.g. {shown(lacking[0])}"] if lacking else []
-        parts = [list(_cut({own[k]: ordered[own[k]] for own in groups.values()}, []).items()) for k in range(channels)]
+        each = [{own[k]: ordered[own[k]] for own in groups.values()} for k in range(channels)]
+        parts = [list((files if volumes else _cut(files, [])).items()) for files in each]
         if len({*map(len, parts)}) > 1:
             raise UserError("expected as many slices in each contrast of an image, got others")
         return {row[0][0]: Contrasts(tuple(one for _, one in row)) for row in zip(*parts, strict=True)}, notes
@@ -189,16 +192,17 @@ def about(opened: Opened) -> dict[str, Any]:
 
 
 def _of_table(opened: Opened, inputs: TableInputs, path: Path, own: SiteConfig | None) -> Predictions:
-    columns = read_columns(path)
+    place = config_of(path)
+    columns = inputs.joined(place, read_columns(path))
     n = len(next(iter(columns.values())))
     missing = [name for name in inputs.columns if name not in columns]
-    if len(missing) == len(inputs.columns) or not n:
+    if not n or (missing and len(missing) == len(inputs.columns)):
         lacks = "rows" if not n else f"columns {', '.join(inputs.columns[:6])} ..."
         raise DataError("column", f"table {path.name}: expected {lacks}, found none")
     found = [f"column {name}: is missing, every row counts as without a value" for name in missing]
     columns |= {name: [""] * n for name in missing}
     if own and own.conversion:
-        own.convert(columns, inputs.gaps)  # of columns that are no predictors some may be missing
+        own.convert(columns, inputs.gaps, inputs.lists)  # of columns that are no predictors some may be missing
         known = dict.fromkeys(name for key in own.conversion.values() for name in key if name in inputs.columns)
         found += [f"{some([*known], 12)}: converted as the site's file says ({', '.join(own.conversion)})"]
     numbers, plain = inputs.features(path.name, columns)
@@ -212,8 +216,11 @@ def _of_table(opened: Opened, inputs: TableInputs, path: Path, own: SiteConfig |
     found += of_table(inputs, columns, numbers, scaling)
     rows = torch.cat((scaling(numbers), torch.from_numpy(plain)), dim=1)
 
+    bags = inputs.bags(place, columns, rows, torch.zeros(n))
+
     def batches() -> Iterator[Batch]:
-        for part in rows.split(1024):
+        for at in torch.arange(n).split(BATCH if bags else 1024):
+            part = stacked([bags(int(row)) for row in at])[0] if bags else rows[at]
             yield Batch(part, torch.zeros(len(part), dtype=torch.int64), torch.full((len(part),), -1))
 
     outputs = _outputs(opened, batches)
@@ -255,14 +262,13 @@ def _of_files(opened: Opened, names: Sequence[str], batches: Callable[[], Iterat
 def _of_volumes(opened: Opened, files: Mapping[str, Files], folder: Path) -> Predictions:
     inputs, names = opened.task.image_inputs(), list(files)
     assert inputs is not None and isinstance(inputs.reader, VolumeReader)  # the caller has looked
-    paths = [file_of(files[name]) for name in names]
-    batches = batches_of(opened, paths)
+    batches = batches_of(opened, list(files.values()))
     if not opened.task.kind.has_masks:
         return _of_files(opened, names, batches)
     written = _Masks(opened, folder)
-    for name, path, batch in zip(names, paths, opened.parts.trainer.shared_batches(batches), strict=True):
-        masked = at_home(inputs.reader, path, _network(opened, batch.inputs).sigmoid()[0])
-        suffix = suffix_of(path)
+    for name, batch in zip(names, opened.parts.trainer.shared_batches(batches), strict=True):
+        masked = at_home(inputs.reader, files[name], _network(opened, batch.inputs).sigmoid()[0])
+        suffix = suffix_of(masked[0])
         place = written.place(name, suffix if suffix in NIFTI else ".nii.gz", masked[1])
         write_volume_mask(place, masked, written.thresholds, inputs.reader)
     return written.predictions()
@@ -384,7 +390,13 @@ def of_table(
                 f"known: {', '.join(known[:8])}"
             )
     far = scaling.distance(numbers) > FAR
+    of_vectors = [k for k, one in enumerate(inputs.numbers) if SIGN in one.name]
+    if n := int((far[:, of_vectors].mean(axis=1) > FAR_SHARE).sum()) if of_vectors else 0:
+        more = f"{FAR_SHARE:.0%} of their features more than {FAR:g} standard deviations from the training means"
+        found.append(f"{plural(n, 'row')} with over {more}: the same images, stain and encoder?")
     for k, one in enumerate(inputs.numbers):
+        if SIGN in one.name:
+            continue
         mean, std, column = float(scaling.mean[k]), float(scaling.std[k]), numbers[~np.isnan(numbers[:, k]), k]
         ends = sorted([(mean, std), (float(column.mean()), float(column.std()))]) if len(column) >= ENOUGH else []
         if ends and other_units(*ends):
@@ -458,7 +470,7 @@ def _numbers(values: Any) -> list[float]:
 
 
 Masked = tuple[Path, Tensor, Volume]
-"""A file, its structures' probabilities float32 (C, X, Y, Z) at its own voxels, and the volume as it is stored."""
+"""The first file of an image, its structures' probabilities float32 (C, X, Y, Z) at its voxels, the stored volume."""
 
 
 def whole(files: Mapping[str, Path]) -> dict[str, Path]:
@@ -470,31 +482,31 @@ def whole(files: Mapping[str, Path]) -> dict[str, Path]:
     return {name: files[name] for name in found.values()}
 
 
-def batches_of(opened: Opened, files: Sequence[Path]) -> Callable[[], Iterator[Batch]]:
+def batches_of(opened: Opened, files: Sequence[Files]) -> Callable[[], Iterator[Batch]]:
     """Volumes as the network takes them, one at a time."""
     inputs = opened.task.image_inputs()
     assert inputs is not None and isinstance(inputs.reader, VolumeReader)  # the caller has looked
     reader, mean, std = inputs.reader, inputs.mean, inputs.std
 
     def batches() -> Iterator[Batch]:
-        for path in files:
-            ready = normalised(as_float(reader.image(path)[None]), mean, std)
+        for source in files:
+            ready = normalised(as_float(reader.image(source)[None]), mean, std)
             yield Batch(ready, torch.zeros(1, dtype=torch.int64), torch.full((1,), -1))
 
     return batches
 
 
-def at_home(reader: VolumeReader, path: Path, probabilities: Tensor) -> Masked:
+def at_home(reader: VolumeReader, source: Files, probabilities: Tensor) -> Masked:
     """Probabilities (C, *grid) at the file's own voxels, linearly between the grid's; 0 beyond it."""
     from monai.transforms import SpatialResample
 
-    grid, found = reader.placed(path)
+    grid, found = reader.placed(source)
     affine = torch.from_numpy(found.affine)
     back = SpatialResample(mode="bilinear", padding_mode="zeros", dtype=np.float32)
     moved = back(
         placed_as(probabilities, grid.affine.numpy()), dst_affine=affine, spatial_size=found.stored.pixels.shape
     )
-    return path, torch.as_tensor(moved).clamp(0, 1), found
+    return file_of(source), torch.as_tensor(moved).clamp(0, 1), found
 
 
 def write_volume_mask(target: Path, masked: Masked, thresholds: Sequence[float], reader: VolumeReader) -> None:

@@ -166,6 +166,32 @@ class Ordered(nn.Module):
         return torch.cat((ends[0], inner, ends[1]), dim=1)
 
 
+class Attended(nn.Module):
+    """Bags pooled by gated attention (Ilse, Tomczak and Welling, ICML 2018, arXiv:1802.04712, equation 9), then a
+    network: (N, instances, features) -> (N, ...).
+
+    z = sum_k a_k h_k with a = softmax over instances of w^T (tanh(V h_k) * sigmoid(U h_k)). Instances of zeros alone
+    fill up smaller bags and get no weight.
+
+    Args:
+        features: of an instance.
+        network: (N, features) -> (N, ...).
+        hidden: rows of V and U.
+    """
+
+    def __init__(self, features: int, network: nn.Module, hidden: int = 64) -> None:
+        super().__init__()
+        self.v, self.u = nn.Linear(features, hidden), nn.Linear(features, hidden)
+        self.w, self.network = nn.Linear(hidden, 1), network
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Float32 (N, instances, features)."""
+        score = self.w(self.v(x).tanh() * self.u(x).sigmoid()).squeeze(-1)
+        share = score.masked_fill((x == 0).all(-1), -1e9).softmax(dim=1)
+        found: Tensor = self.network((share[:, None] @ x)[:, 0])
+        return found
+
+
 def regression(features: int, classes: int = 2) -> Regression:
     """``Regression`` of two classes, of one output ``Line``; raises UserError for others."""
     if classes not in (1, 2):

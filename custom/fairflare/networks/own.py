@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A network class in place of a network's name, as FLARE names components: {"class_path": "my_net.Net", "args": {...}}.
 
-It is a class of the user's own files (``user_code``) or one of MONAI's on a closed list (``monai_networks``).
+It is a class of the user's own files (``user_code``), one of MONAI's on a closed list (``monai_networks``), or a
+network of Hugging Face's ``transformers`` by its configuration (``hugging_face``).
 """
 
 from __future__ import annotations
@@ -24,12 +25,19 @@ from fairflare.networks import builtin as networks
 SHAPE = '{"class_path": "module.Name", "args": {...}}'
 MONAI = "fairflare.networks.monai_networks"
 """By a name that no reader of imports follows: a job whose network is no class does without (``staging``)."""
+HUGGING_FACE = "fairflare.networks.hugging_face"
+"""Likewise."""
 LONGEST = 10_000
 """Characters of a class's JSON."""
 
 
 def is_own(model: str) -> bool:
     return model.lstrip().startswith("{")
+
+
+def is_hugging_face(dotted: str) -> bool:
+    """Whether ``dotted`` is in the name space of ``transformers``, of which configurations alone are built."""
+    return dotted.split(".")[0] == "transformers"
 
 
 def class_path(model: str) -> str:
@@ -46,6 +54,8 @@ def check_model(model: str, names: Sequence[str]) -> None:
         dotted, args = _parsed(model)
         if _monai().is_listed(dotted):
             _monai().checked(dotted, args)
+        elif is_hugging_face(dotted):
+            importlib.import_module(HUGGING_FACE).checked(args)
         else:
             check_name(dotted, "model")
     else:
@@ -63,9 +73,13 @@ def build(
     if not is_own(model):
         return networks.build(model, inputs[0], outputs[0], **options, **({"cuts": cuts} if cuts else {}))
     dotted, args = _parsed(model)
-    kind = None if _monai().is_listed(dotted) else load_object(dotted, "model", _is_network, "a torch.nn.Module")
+    listed = _monai().is_listed(dotted)
+    kind = None if listed or is_hugging_face(dotted) else load_object(dotted, "model", _is_network, "a torch.nn.Module")
     try:
-        network = kind(**args) if kind else _monai().build(dotted, args)
+        if kind or listed:
+            network = kind(**args) if kind else _monai().build(dotted, args)
+        else:
+            network = importlib.import_module(HUGGING_FACE).build(args, inputs[0], outputs[0])
         got = tuple(network.eval()(torch.zeros(2, *inputs)).shape)
     except UserError:
         raise

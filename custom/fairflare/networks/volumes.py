@@ -65,20 +65,18 @@ class Windowed(nn.Module):
         return cast(Tensor, whole)
 
 
-def segmenter(model: str, patch: Sequence[int], structures: int, norm: str) -> Windowed:
-    """The network ``model`` (a key of ``UNETS``, or a class as in ``networks.own``) on grey volumes."""
-    named = UNETS.get(model)
-    text = model if named is None else _json("UNet", {**named, "in_channels": 1, "out_channels": structures}, norm)
-    return Windowed(own.build(text, (1, *patch), (structures, *patch)), patch)
+def segmenter(model: str, patch: Sequence[int], structures: int, norm: str, channels: int = 1) -> Windowed:
+    """The network ``model`` (a key of ``UNETS``, or a class as in ``networks.own``) on patches of volumes."""
+    text = _json("UNet", UNETS[model], channels, structures, norm) if model in UNETS else model
+    return Windowed(own.build(text, (channels, *patch), (structures, *patch)), patch)
 
 
-def classifier(model: str, shape: Sequence[int], classes: int, norm: str) -> nn.Module:
-    """The network ``model`` (a key of ``DENSENETS``, or a class) on whole grey volumes."""
-    named = DENSENETS.get(model)
-    text = model if named is None else _json("DenseNet", {**named, "in_channels": 1, "out_channels": classes}, norm)
-    return own.build(text, (1, *shape), (classes,))
+def classifier(model: str, shape: Sequence[int], classes: int, norm: str, channels: int = 1) -> nn.Module:
+    """The network ``model`` (a key of ``DENSENETS``, or a class) on whole volumes."""
+    text = _json("DenseNet", DENSENETS[model], channels, classes, norm) if model in DENSENETS else model
+    return own.build(text, (channels, *shape), (classes,))
 
 
-def _json(name: str, arguments: Mapping[str, Any], norm: str) -> str:
-    args = {"spatial_dims": 3, "norm": NORMS[norm], **arguments}
+def _json(name: str, arguments: Mapping[str, Any], channels: int, outputs: int, norm: str) -> str:
+    args = {"spatial_dims": 3, "norm": NORMS[norm], **arguments, "in_channels": channels, "out_channels": outputs}
     return json.dumps({"class_path": f"monai.networks.nets.{name}", "args": args})

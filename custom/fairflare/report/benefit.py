@@ -82,7 +82,7 @@ def _paired(numbers: Numbers, metric: str, where: str, higher: bool) -> Json:
 
 
 def verdict(benefit: float | None, low: float | None, high: float | None) -> str | None:
-    """By the interval: a benefit without one cannot be told; None without a benefit."""
+    """By the interval, ``UNCLEAR`` without one; None without a benefit."""
     if benefit is None:
         return None
     if low is None or high is None or low <= 0 <= high:
@@ -91,14 +91,14 @@ def verdict(benefit: float | None, low: float | None, high: float | None) -> str
 
 
 def sentence(rows: Sequence[Json], metric: str) -> str:
-    """ "Joining (accuracy): 1 of 4 sites gains (A: +0.05 [+0.01, +0.09]), 1 loses (B: ...), 2 cannot be told." """
+    """ "Joining (accuracy): 1 of 4 sites gains (A: +0.05 [+0.01, +0.09]), 1 loses (B: ...), 2 with too few." """
     told = [row for row in rows if row["verdict"] is not None]
     by_verdict = {name: [row for row in told if row["verdict"] == name] for name in VERDICTS}
     gain, lose, unclear = (by_verdict[name] for name in VERDICTS)
     sites = "1 site" if len(rows) == 1 else f"{len(rows)} sites"
     parts = [f"{len(gain) or 'none'} of {sites} {'gain' if len(gain) > 1 else 'gains'}{_named(gain, best=True)}"]
     parts.append(f"{len(lose) or 'none'} {'lose' if len(lose) > 1 else 'loses'}{_named(lose, best=False)}")
-    parts += [f"{len(unclear)} cannot be told"] if unclear else []
+    parts += [f"{len(unclear)} with too few patients to tell"] if unclear else []
     parts += [f"{len(rows) - len(told)} without an answer"] if len(rows) > len(told) else []
     return f"Joining ({metric}): {', '.join(parts)}."
 
@@ -149,7 +149,7 @@ def draw_benefit(figure: svg.Figure, one: Json) -> str | None:
         return None
     draw_benefits(figure, [(row["site"], row) for row in rows], f"benefit in {one['label']}")
     counts = one["counts"]
-    return f"Joining, {one['label']}: {counts[GAINS]} gain, {counts[LOSES]} lose, {counts[UNCLEAR]} cannot be told"
+    return f"Joining, {one['label']}: {counts[GAINS]} gain, {counts[LOSES]} lose, {counts[UNCLEAR]} unclear"
 
 
 def draw_benefits(

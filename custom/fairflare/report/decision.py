@@ -16,7 +16,7 @@ from typing import Any
 
 from fairflare.report import svg
 from fairflare.report.svg import BLUE, DARK, GREEN, ORANGE, inline
-from fairflare.report.values import Estimate, drawn, rendered, signed
+from fairflare.report.values import Estimate, drawn, environment, rendered, signed
 
 Json = dict[str, Any]
 LABELS = {"U": "using minus own", "J": "joining minus own", "D": "joining minus using"}
@@ -61,6 +61,28 @@ def page(found: Mapping[str, Any]) -> str:
     return rendered("decision", found={**shown, "figures": drawn([forest(dict(found))])}, title=found["title"])
 
 
+def checklist(found: Mapping[str, Any]) -> str:
+    """``tripod-cluster.html``: what the numbers say to each item of TRIPOD-Cluster, and how many stay blank."""
+    import yaml
+    from markupsafe import Markup
+
+    items: list[Json] = yaml.safe_load((TEXTS.parent / "tripod_cluster.yaml").read_text(encoding="utf-8"))
+    read = {name: one for name, one in found["sites"].items() if "estimands" in one}
+    about = {"found": {"secure": False, "components": 0, **found}, "read": read}
+    templates = environment((("ends", _written),))
+    for item in items:
+        text = templates.from_string(item.get("say", "")).render(few=found["sites"].keys() - read.keys(), **about)
+        item["text"] = Markup(text.strip())  # escaped by the template
+    blank = sum(not item["text"] for item in items)
+    return rendered("tripod", rows=items, blank=blank, title=found["title"])
+
+
+def _written(of: Json, key: str = "mean", digits: int = 2) -> str:
+    """ "+.10 [-.20, +.40]", or of "next" a further hospital's interval."""
+    low, high = (signed(of[f"next_{end}" if key == "next" else end], digits) for end in ("low", "high"))
+    return f"{low} to {high}" if key == "next" else f"{signed(of[key], digits)} [{low}, {high}]"
+
+
 @cache
 def texts(language: str) -> Mapping[str, Any]:
     """The catalogue of a language, one of ``LANGUAGES``."""
@@ -78,7 +100,7 @@ def sheet_page(found: Mapping[str, Any], site: str, language: str = "en") -> str
     """A hospital's sheet; ``found``: the content of decision.json, or what a site keeps of its own."""
     words, row = texts(language), found["sites"][site]
     gain = {key: _ends(of, 1) for key, of in row["estimands"].items()}
-    benefit = {key: _ends(of, 0) for key, of in row.get("net_benefit", {}).items()}
+    benefit = {key: _ends(of, 0) for key, of in row["net_benefit"].items()}
     further = found["calibration"].get("log_ratio")
     canonical = json.dumps({"title": found.get("title", ""), "row": row}, sort_keys=True)
     more = {
@@ -87,9 +109,9 @@ def sheet_page(found: Mapping[str, Any], site: str, language: str = "en") -> str
         "ratio": [math.exp(further[key]) for key in ("next_low", "next_high")] if further else [],
         "hash": hashlib.sha256(canonical.encode()).hexdigest()[:16],
         "figures": drawn([one_hospital({"estimands": row["estimands"], "words": words})]),
-        "reason": row["reason"] if language == "en" else "",
+        "reason": words["withheld"].get(row["reason_code"], "").format(value=row["reason_value"]),
     }
-    about = {"title": "", "versions": "", **found}
+    about = {"title": "", "versions": "", "date": "", **found}
     filters: dict[str, Any] = {"local": local}
     return rendered("sheet", filters, found=about, row=row, site=site, words=words, lang=language, **more)
 

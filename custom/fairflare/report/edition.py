@@ -19,6 +19,7 @@ from fairflare.report.personal import USED, as_used
 from fairflare.report.rounds import draw_weights
 from fairflare.report.sanity_checks import trivial_of
 from fairflare.report.values import (
+    answer,
     capital,
     class_words,
     drawn,
@@ -314,7 +315,8 @@ def _joining(found: Json) -> list[str]:
         why = f" ({joined['rejected']})" if joined["rejected"] else ""
         return [f"The benefit of joining for {site} is not known: it sent no answer that may be told{why}."]
     said = [_verdict(one["row"], one["label"], site) for one in told[:1]]
-    more = [f"{one['label']} {one['row']['verdict']} ({with_interval(one['row'], 'benefit')})" for one in told[1:]]
+    others = [(one["label"], one["row"]) for one in told[1:]]
+    more = [f"{of} {answer(row['verdict'])} ({with_interval(row, 'benefit')})" for of, row in others]
     said += [f"By other measures: {listing(more)}."] if more else []
     if standing := found["standing"].get("benefit"):
         said += [standing["sentence"]] if standing["mean"] is not None else []
@@ -325,10 +327,10 @@ def _verdict(row: Json, what: str, site: str) -> str:
     n = plural(int(row["n"]), "patient") if row["n"] else "patients"
     held = f"{what} {text(row['federated'])} after joining, {text(row['solo'])} with the model trained at {site} alone"
     if row["low"] is None:
-        return f"It cannot be told whether joining helps the patients of {site}: on {n} {held}; there is no interval."
+        return f"Whether joining helps the patients of {site} is not known: on {n} {held}; there is no interval."
     ends = f"difference {signed(row['benefit'])}, 95 % interval {signed(row['low'])} to {signed(row['high'])}"
     kind = {GAINS: f"Joining helps the patients of {site}", LOSES: f"Joining harms the patients of {site}"}
-    lead = kind.get(row["verdict"], f"It cannot be told whether joining helps or harms the patients of {site}")
+    lead = kind.get(row["verdict"], f"Too few patients to tell whether joining helps or harms the patients of {site}")
     return f"{lead}: on {n} {held} ({ends}; above 0 joining is better)."
 
 
@@ -379,10 +381,6 @@ MOST_LINES = 40
 """Lines of the figure of benefits; the table has all."""
 
 
-def edition_figures(found: Json) -> list[str]:
-    return [made for made in (draw(dict(found)) for draw in (_own_benefits, _own_rounds, _own_weights)) if made]
-
-
 @svg.inline("joining")
 def _own_benefits(figure: svg.Figure, found: Json) -> str | None:
     metrics = (found["benefit"] or {}).get("metrics") or {}
@@ -428,5 +426,6 @@ def render_edition(found: Json) -> str:
     """The page of one site from its ``edition``, which holds nothing else; the same content gives the same bytes."""
     clinic = found["clinical"] or {}
     clinical = clinical_figures({"rows": [clinic["row"]], "stages": clinic["stages"]}) if clinic.get("row") else []
-    figures = {"figures": drawn(edition_figures(found)), "clinical_figures": drawn(clinical)}
+    own = drawn(draw(dict(found)) for draw in (_own_benefits, _own_rounds, _own_weights))
+    figures = {"figures": own, "clinical_figures": drawn(clinical)}
     return rendered("edition", {"label": label}, found=found, opening=opening(found), **figures)

@@ -393,7 +393,7 @@ def sentence(label: str, reference: str, what: str, found: Mapping[str, Any]) ->
     interval = f"95 % interval {signed(found['low'])} to {signed(found['high'])}"
     if (told := found.get("verdict")) not in ("better", "worse", "cannot be told"):
         return f"{plain} ({interval})."
-    word = {"better": "is better than", "worse": "is worse than"}.get(told, "cannot be told from")
+    word = {"better": "is better than", "worse": "is worse than"}.get(told, "is not shown to differ from")
     parts = [interval, f"better in {found['wins']} of {plural(found['n'], 'seed')}", *_figures(found)]
     return f"{label}: its {what} {word} that of {reference}: {signed(found['mean'])} ({'; '.join(parts)})."
 

@@ -74,7 +74,9 @@ def learned_section(
         row["gain"] = sign * (row[ours] - row[least]) if known else None
         row["better"] = row["gain"] > 0 if known else None
     gain: Json = mean_ci(row["gain"] for row in held)
-    trend = _trends(trail, headline, higher)
+    means = trail.totals.means
+    loss = "loss" if means.get(headline) else "train_loss"
+    trend = _trend("score", means.get(headline, []), 1 if higher else -1) or _trend(loss, means.get(loss, []), -1)
     learned = None
     if gain["mean"] is not None:
         low, high = (gain["mean"] if gain[end] is None else gain[end] for end in ("low", "high"))
@@ -159,14 +161,6 @@ def _loss_to_beat(splits: Mapping[str, Any], about: Json, own: bool) -> float | 
         return None
     found = number(((splits.get(TRIVIAL) or {}).get("test") or {}).get("loss")) if own else None
     return min(math.log(classes), math.inf if found is None else found)
-
-
-def _trends(trail: Trail, headline: str, higher: bool) -> Json | None:
-    """The first kind of number whose last rounds still improve; None where none does, or where that is not known."""
-    means = trail.totals.means
-    scores = means.get(headline, [])
-    loss = "loss" if scores else "train_loss"
-    return _trend("score", scores, 1 if higher else -1) or _trend(loss, means.get(loss, []), -1)
 
 
 def _trend(of: str, values: Sequence[float], sign: int) -> Json | None:

@@ -99,7 +99,7 @@ def not_concluded(summary: Json) -> list[str]:
 GLOSSARY = {
     "Benefit of joining": "How much better the federation's model is than one that the site has trained alone, on the "
     "site's own test patients. Above zero joining is better.",
-    "95 % interval": "The values that fit the tested patients. Where it holds zero, it cannot be told whether the site "
+    "95 % interval": "The values that fit the tested patients. Where it holds zero, nobody can tell whether the site "
     "gains or loses.",
     "Training, validation and test patients": "Those that the model learns from, those that training is watched on, "
     "and those that it has never seen. Nobody is in two of them.",

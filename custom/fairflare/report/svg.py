@@ -30,6 +30,8 @@ WIDTH = 4.9
 BLUE, RED, GREEN, ORANGE, PURPLE = "#0072b2", "#d55e00", "#009e73", "#e69f00", "#cc79a7"
 """Okabe and Ito's palette (https://jfly.uni-koeln.de/color/), which colour-blind readers can distinguish."""
 GREY, DARK = "#b4b4b4", "#333333"
+HANDLE, CHARACTER = 45, 5.8
+"""Points of a legend's mark with its margins, and of a character on average, in DejaVu Sans."""
 STYLE: dict[Any, Any] = {
     "svg.hashsalt": "fairflare",
     "svg.fonttype": "none",
@@ -99,14 +101,15 @@ def svg_of(figure: Figure, key: str, title: str) -> str:
 
 
 def legend(figure: Figure, axes: Axes, x: str = "", y: str = "", columns: int = 2) -> None:
-    """Titles of the axes, and the legend below these, where no line can run through it."""
+    """Titles of the axes, and the legend below these, in as many ``columns`` as fit: no line can run through it."""
     if x:
         axes.set_xlabel(x)
     if y:
         axes.set_ylabel(y)
     handles, labels = axes.get_legend_handles_labels()
     if handles:
-        figure.legend(handles, labels, loc="outside lower left", ncols=columns, borderaxespad=0.2)
+        fits = max(1, int(72 * WIDTH // (HANDLE + CHARACTER * max(map(len, labels)))))
+        figure.legend(handles, labels, loc="outside lower left", ncols=min(columns, fits), borderaxespad=0.2)
 
 
 def within(axes: Axes, axis: str, values: Iterable[float | None]) -> None:

@@ -147,6 +147,11 @@ def size(n_bytes: int) -> str:
     return f"{value:.3g} TB"
 
 
+def answer(verdict: str | None) -> str:
+    """A verdict as people read it."""
+    return "too few patients to tell" if verdict == "cannot be told" else verdict or "no answer"
+
+
 def plural(count: int, one: str, many: str | None = None) -> str:
     """ "1 site", "2 sites"."""
     return f"{count} {one if count == 1 else many or one + 's'}"
@@ -233,7 +238,7 @@ def environment(filters: tuple[tuple[str, Callable[..., Any]], ...] = (), folder
     code: Callable[[str], Markup] = Markup("<code>{}</code>").format
     made.filters |= {"num": text, "interval": ends, "code": code}
     made.filters |= {
-        one.__name__: one for one in (signed, likely, plural, listing, stop, capital, moment, size)
+        one.__name__: one for one in (answer, signed, likely, plural, listing, stop, capital, moment, size)
     } | dict(filters)
     return made
 

@@ -184,7 +184,7 @@ def summary_of(values: Mapping[str, float | None], higher: bool) -> dict[str, fl
 
 
 def headline_of(task: Task, outputs: Tensor, targets: Tensor) -> float | None:
-    return task.evaluate(outputs, targets).get(task.headline) if len(targets) else None
+    return task.kind.evaluate((task.headline,), outputs, targets, task.classes).get(task.headline)
 
 
 def with_final_model(config: RunConfig, folder: Path) -> Parts:

@@ -263,6 +263,10 @@ class Progress(_Lively, Observer):
         self._bar.update(self._task, description=text, state="")
 
     def preparing(self, site: str) -> None:
+        site, _, far = site.partition(": ")
+        if far:
+            self.doing(f"data of {site}: {far}")
+            return
         done = int(self._bar.tasks[0].completed) + 1
         self.doing(f"data of {site}")
         self._doing += f" ({done} of {self._sites} sites)"

@@ -34,7 +34,7 @@ from fairflare.studies.labels import RUN_FILE
 COMPARISON, COMPARISON_PAGE, CONTRIBUTION = "compare.json", "compare.html", "contribution.json"
 RIDER, RIDERS = "rider.json", "riders.json"
 JOIN_PAGE, SHEETS, MODELS, RUN = "join.html", "sheets", "models", "run"
-DECISION, QUESTION = "decision.json", "question.json"
+DECISION, QUESTION, CHECKLIST = "decision.json", "question.json", "tripod-cluster.html"
 SUMMARIES: tuple[str, ...] = (
     COMPARISON,
     COMPARISON_PAGE,
@@ -43,6 +43,7 @@ SUMMARIES: tuple[str, ...] = (
     JOIN_PAGE,
     DECISION,
     QUESTION,
+    CHECKLIST,
     "tables.csv",
 )
 SUMMARIES += ("compare.csv", "compare.md", "compare.tex")
@@ -78,7 +79,8 @@ def opened(folder: Path) -> Iterator[None]:
     """Within: this command alone works in the existing ``folder``; what a killed one has left in it is cleared up."""
     with locked(folder):
         end_what_is_left(folder)
-        _clear_half_written(folder)
+        files.clear_half_written(folder, lambda one: one in (*RUN_FILES, *SUMMARIES) or bool(PREFLIGHT.fullmatch(one)))
+        files.clear_half_written(folder / SITES, lambda name: bool(RUN_FOLDERS[SITES].fullmatch(name)))
         _clear_server_lock(folder)
         _recover(folder)
         try:
@@ -291,12 +293,6 @@ def _clear_server_lock(folder: Path) -> None:
     if (folder / files.SERVER_LOCK).exists():
         with locked(folder, files.SERVER_LOCK):
             pass
-
-
-def _clear_half_written(folder: Path) -> None:
-    names = (*RUN_FILES, *SUMMARIES)
-    files.clear_half_written(folder, lambda name: name in names or bool(PREFLIGHT.fullmatch(name)))
-    files.clear_half_written(folder / SITES, lambda name: bool(RUN_FOLDERS[SITES].fullmatch(name)))
 
 
 def end_what_is_left(folder: Path) -> None:

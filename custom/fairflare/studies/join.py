@@ -22,16 +22,16 @@ from fairflare.data.tensors import Split
 from fairflare.decision import methods as compared_methods
 from fairflare.decision.decide import Answer
 from fairflare.decision.methods import BRIER, C_INDEX, DICE
+from fairflare.decision.own import RIDGE, maker
 from fairflare.decision.regression import MEMBER, OWN, Array, Hospital, Rows
 from fairflare.decision.study import (
-    CONTENT,
-    MAX_COLUMNS,
     content,
     decision_of,
     expected_false,
     hospital_of,
     left_aside,
     measurements,
+    on_components,
     row_from,
     row_of,
 )
@@ -44,11 +44,12 @@ from fairflare.engine.preflight import SMALL
 from fairflare.engine.setup.config import RunConfig, site_of_client
 from fairflare.engine.setup.parts import Parts, build_parts
 from fairflare.inference.mix import save_mix
-from fairflare.report.decision import page, sheet_page
+from fairflare.report.decision import checklist, page, sheet_page
 from fairflare.report.sentences import study
 from fairflare.studies import candidates as offered
 from fairflare.studies import display
 from fairflare.studies.folders import (
+    CHECKLIST,
     DECISION,
     JOIN_PAGE,
     MODELS,
@@ -184,13 +185,16 @@ def measure(question: Question, folder: Path, *, force: bool = False, workers: W
         if table:
             event = _event(parts, question)
             hospitals = {name: hospital_of(one, event) for name, one in everybody.items()}
-            made = decision_of(hospitals, question.plan, measurements(parts.task))
+            display_shared(hospitals, question.plan)
+            hospitals, components, _ = on_components(hospitals)
+            made = decision_of(hospitals, question.plan, None if components else measurements(parts.task))
             answers = dict(made.answers)
             rows = {name: row_of(one, question.plan) for name, one in answers.items()}
-            result |= content(question.plan, rows, made.known)
-            outside = question_of(config, event, round(made.known.rows), made.training)
-            save_json(folder / QUESTION, outside)
-            _save_models(folder / MODELS, config, parts, event, answers)
+            result |= content(question.plan, rows, made.known, components)
+            if not components:
+                save_json(folder / QUESTION, question_of(config, event, round(made.known.rows), made.training))
+            if not components and question.plan.own_model == RIDGE:
+                _save_models(folder / MODELS, config, parts, event, answers)
         result["sites"] |= {site: left_aside(why) for site, why in refused.items()}
         if runs:
             result |= _methods(question, runs, folder, everybody, answers)
@@ -199,9 +203,19 @@ def measure(question: Question, folder: Path, *, force: bool = False, workers: W
     return result
 
 
+def display_shared(hospitals: Mapping[str, Hospital], plan: Plan) -> None:
+    """Say so where patients are at several hospitals and are dealt as if they were not."""
+    named = [np.unique(one.identities) for one in hospitals.values() if one.identities is not None]
+    both = sum(map(len, named)) - len(np.unique(np.concatenate(named))) if named else 0
+    if both and not plan.shared_patients:
+        display.note(f"{both} patients are at more than one hospital: --shared-patients deals them alike")
+
+
 def _write(result: Json, folder: Path) -> None:
     save_json(folder / DECISION, result)
     save_text(folder / JOIN_PAGE, page(result))
+    if "averages" in result:
+        save_text(folder / CHECKLIST, checklist(result))
     for site, row in result["sites"].items():
         if "estimands" in row:
             private_folder(folder / SHEETS)
@@ -227,12 +241,14 @@ def _checked(parts: Parts, question: Question, everybody: Mapping[str, Split]) -
         made = build_parts(config, at_site=True)
         if made.rule.alone or not made.trainer.shares_model:
             raise UserError(f"join: {label}: expected a method with a shared model, or one for each site from all")
+    if (own := question.plan.own_model) != RIDGE:
+        maker(own)
+    if question.plan.shared_patients and question.methods:
+        raise UserError("--shared-patients: expected no METHOD, whose folds are each hospital's own")
     shape = next(iter(everybody.values())).inputs.shape
-    table = len(shape) == 2 and not plain and shape[1] <= MAX_COLUMNS and len(everybody) > 1
+    table = len(shape) == 2 and not plain and len(everybody) > 1
     if not table and not question.methods:
-        expected(
-            "join", False, f"a table of two hospitals or more and at most {MAX_COLUMNS} features, or METHODs", "none"
-        )
+        expected("join", False, "a table of two hospitals or more, or METHODs", "none")
     return table
 
 
@@ -362,10 +378,9 @@ def job_of(question: Question, *, secure: bool = False) -> RunConfig:
     choices = {**question.choices, "rounds": ROUNDS, "values": values}
     config = config_of("glm", question.task, question.seed, choices, draw=False)
     plan = question.plan
-    decision = {"folds": plan.folds, "deals": plan.deals, "threshold": plan.threshold, "worthwhile": plan.worthwhile}
     accept = sorted({*config.accept, "empty_split"})
     return dataclasses.replace(
-        config, decision={**decision, "event": question.event}, fold="all", accept=accept, solo=False
+        config, decision={**dataclasses.asdict(plan), "event": question.event}, fold="all", accept=accept, solo=False
     )
 
 
@@ -412,7 +427,7 @@ def decided(run: Path, columns: Mapping[int, str] | None = None) -> Json:
     rows = {site: row_from(numbers, columns) for site, numbers in last["sites"].items()}
     absent = (last.get("rejected") or {}).items()
     rows |= {site: left_aside(TOO_FEW) for site, why in absent if why["code"] == "preflight"}
-    kept = {key: last[key] for key in (*CONTENT, "secure", "hospitals")}
+    kept = {key: last[key] for key in (*content(Plan(), {}), "secure", "hospitals")}
     return {**kept, "sites": rows, "expected_false": expected_false(rows)}
 
 

@@ -15,6 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from fairflare.core.errors import UserError
+from fairflare.core.settings import parse_pairs
 from fairflare.core.validation import expected, shown
 
 DATA_SEED = "data_seed"
@@ -29,19 +30,6 @@ MOST_RUNS = 1000
 """Of methods, of seeds, and of combinations of a grid in one comparison."""
 OWNERS = frozenset({"rule", "trainer", "probe", "select", "server", "train", "task", "after", "run"})
 """Owners of settings, whose values may stand below them, as in ``config.json``."""
-
-
-def parse_pairs(pairs: Sequence[str]) -> dict[str, str]:
-    """("q=2", "beta=.5") -> {"q": "2", "beta": ".5"}; raises UserError on anything else."""
-    values: dict[str, str] = {}
-    for pair in pairs:
-        key, equals, value = (part.strip() for part in pair.partition("="))
-        if not equals or not key:
-            raise UserError(f"--set: expected KEY=VALUE, got {shown(pair)}")
-        if key in values:
-            raise UserError(f"--set: {key[:80]} is given twice")
-        values[key] = value
-    return values
 
 
 def flat_settings(settings: Any) -> Iterator[tuple[str, str]]:

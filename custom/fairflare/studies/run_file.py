@@ -23,9 +23,9 @@ from pydantic_core import PydanticCustomError
 
 from fairflare.core import user_code
 from fairflare.core.errors import UserError
-from fairflare.core.settings import nested
+from fairflare.core.settings import nested, parse_pairs
 from fairflare.core.validation import SITE, Range, Seed, expected, refused, shown, unlisted
-from fairflare.studies.labels import RUN_FILE, as_text, flat_settings, parse_pairs
+from fairflare.studies.labels import RUN_FILE, as_text, flat_settings
 from fairflare.studies.plain_yaml import SUFFIXES, read_yaml
 from fairflare.tasks.forms import FORMS
 

@@ -10,6 +10,7 @@ import contextlib
 import dataclasses
 import json
 import os
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -338,9 +339,9 @@ def reference_of_run(config: RunConfig, name: str) -> RunConfig:
 
 
 def facts() -> dict[str, str]:
-    """What stands below tables that a command writes: the machine, and the versions of what ran."""
+    """What a decision's pages say of its making: the day (UTC), the machine, and the versions of what ran."""
     versions = ", ".join(f"{name} {text}" for name, text in sorted(all_versions().items()))
-    return {"machine": machine(), "versions": versions}
+    return {"date": time.strftime("%Y-%m-%d", time.gmtime()), "machine": machine(), "versions": versions}
 
 
 def leaving_out(config: RunConfig, sites: Sequence[str]) -> dict[str, RunConfig]:

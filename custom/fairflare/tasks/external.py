@@ -13,7 +13,7 @@ from torch import Tensor
 from fairflare.core.errors import DataError, MissingData
 from fairflare.core.findings import Finding, merged
 from fairflare.core.types import SiteData
-from fairflare.data.inputs import ImageInputs, Scaling, TableInputs
+from fairflare.data.inputs import SIGN, ImageInputs, Scaling, TableInputs
 from fairflare.data.readers.datalist import patients_of, read_datalist
 from fairflare.data.readers.files import FileSplit
 from fairflare.data.readers.table_features import check_cells, plain
@@ -85,17 +85,17 @@ def _rows(task: Task, table: TableInputs, own: SiteConfig, scaling: Scaling | No
     path = Path(own.data_root) / own.datalist
     if not path.is_file():
         raise DataError("no_datalist", f"table {path.name}: expected a file, found none in {path.parent}")
-    cells = converted(read_table(path), path, own, table.gaps)
+    cells = converted(read_table(path), path, own, table.gaps, table.lists)
     outcome = (label or task.outcome_columns[0], *task.outcome_columns[1:])
     label = outcome[0]
-    for name in (*outcome, *table.columns):
+    for name in (*outcome, *(one for one in table.columns if SIGN not in one)):
         if name not in cells.columns:
             known = ", ".join(map(str, cells.columns))[:200]
             raise DataError("column", f"table {path.name}: expected a column {name!r}; it has: {known}")
     cells = cells[task.kind.known(cells, outcome)]
     if not len(cells):
         raise DataError("empty_split", f"table {path.name}: {label}: expected rows with a label, found none")
-    columns = {name: list(cells[name]) for name in cells.columns}
+    columns = table.joined(own, {name: list(cells[name]) for name in cells.columns})
     numbers, plain = table.features(path.name, columns)
     scaling = scaling or table.fixed or Scaling.of(numbers)
     inputs = torch.cat((scaling(numbers), torch.from_numpy(plain)), dim=1)
@@ -105,7 +105,10 @@ def _rows(task: Task, table: TableInputs, own: SiteConfig, scaling: Scaling | No
         targets = _classes(task, path.name, label, columns)
     else:
         targets = task.kind.of_cells(path.name, columns, outcome, task.classes)
-    made = _for_testing(task, Split(inputs, targets, attributes, patients_of(columns)))
+    whose, bags = patients_of(columns), table.bags(own, columns, inputs, targets)
+    told = targets if task.kind.has_classes else targets[:0]
+    tested = FileSplit(range(len(cells)), bags, told, attributes, 0.0, patients=whose) if bags else None
+    made = _for_testing(task, tested or Split(inputs, targets, attributes, whose))
     made.scaling, made.table = scaling, (columns, numbers)
     return made
 

@@ -214,7 +214,10 @@ def _outcome(task: OwnData, targets: Tensor, own: SiteConfig, min_count: int | N
 
 def _gain(task: Tabular, site: str, own: SiteConfig, table: TableFingerprint, least: int) -> float | None:
     alone: dict[str, Any] = {name.removeprefix("task."): value for name, value, _ in agreed({site: table})}
-    splits = replace(task, **alone).read(own).splits
+    try:
+        splits = replace(task, **alone).read(own).splits
+    except DataError:  # dates that the site's file has to say how to read
+        return None
     train, val = splits["train"], splits["val"]
     if not isinstance(train, Split) or not isinstance(val, Split) or min(len(train), len(val)) < least:
         return None

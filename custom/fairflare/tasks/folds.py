@@ -73,6 +73,12 @@ def dealt(labels: Rows, folds: int, deal: int, site: str, patients: Rows | None 
     raise DataError("folds", f"site {site}: expected at least {LEAST_OF_CLASS} patients of a class beside each fold")
 
 
+def dealt_alike(identities: npt.NDArray[np.uint64], folds: int, deal: int) -> Rows:
+    """(N,) fold of each example, the same for a patient of these ``identities`` at every hospital."""
+    names, owner = np.unique(identities, return_inverse=True)
+    return np.array([derive(deal, "patient", str(one)) % folds for one in names], dtype=np.int64)[owner]
+
+
 def numbered(labels: Rows, patients: Rows | None) -> Rows:
     """(N,) number of each example's patient, from 0 on without a gap."""
     return np.arange(len(labels)) if patients is None else np.unique(patients, return_inverse=True)[1]
@@ -99,9 +105,13 @@ def everyone(data: TensorData) -> Split:
         parts += [part] if len(part) else []
     names = {name for part in parts for name in part.attributes}
     attributes = {k: [v for part in parts for v in part.attributes.get(k, [""] * len(part))] for k in sorted(names)}
-    patients = [p.patients for p in parts if p.patients is not None]
-    whose = np.concatenate(patients) if patients and len(patients) == len(parts) else None
-    return Split(torch.cat([p.inputs for p in parts]), torch.cat([p.targets for p in parts]), attributes, whose)
+    whose, identities = (_joined([getattr(p, name) for p in parts]) for name in ("patients", "identities"))
+    inputs, targets = (torch.cat([getattr(p, name) for p in parts]) for name in ("inputs", "targets"))
+    return Split(inputs, targets, attributes, whose, identities)
+
+
+def _joined(parts: list[Any]) -> Any:
+    return np.concatenate(parts) if parts and all(part is not None for part in parts) else None
 
 
 def outcomes(whole: Split) -> Rows:
@@ -142,4 +152,5 @@ def part(whole: Split, chosen: npt.NDArray[np.bool_]) -> Split:
     rows = np.flatnonzero(chosen)
     attributes = {name: [values[i] for i in rows.tolist()] for name, values in whole.attributes.items()}
     whose = None if whole.patients is None else whole.patients[rows]
-    return Split(whole.inputs[rows], whole.targets[rows], attributes, whose)
+    names = None if whole.identities is None else whole.identities[rows]
+    return Split(whole.inputs[rows], whole.targets[rows], attributes, whose, names)

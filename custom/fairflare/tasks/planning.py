@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import math
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean, median, median_low
@@ -18,6 +19,8 @@ from typing import Any
 import numpy as np
 
 from fairflare.core.validation import in_order, shown, some
+from fairflare.data.inputs import SIGN
+from fairflare.data.readers.table_features import ISO, READ
 from fairflare.data.table_columns import TableFingerprint, agreed, features_of, inputs
 from fairflare.tasks.fingerprint import Fingerprint
 from fairflare.tasks.forms import FORMS
@@ -47,6 +50,8 @@ FINEST, COARSER = 1.0, 1.15
 """Edge of a voxel in mm that is no further reduced, and the factor by which all three grow until volumes fit."""
 TIMES, MIDDLE = 5.0, 1.2816
 """How many times larger mean and spread are in other units; standard deviations of half of a normal's middle 80 %."""
+FAR_SHARE, WIDER = 0.1, 2.0
+"""Share of an encoder's numbers whose means, and factor by which their spreads may differ between sites."""
 MOST_CODES = 10
 """Levels of a column that may be codes of another one's."""
 SPACINGS = 1.5
@@ -126,8 +131,8 @@ def plan(kind: str, prints: Prints) -> list[Choice]:
     elif form.table:  # nobody has measured whether a linear model is enough: the preset's network stays
         own = [Choice(*one) for one in agreed(_tables(prints))]
     else:
-        grid = _grid(prints, form.masks) if form.volumes else [_channels(prints), _size(prints)]
-        own = [choice for choice in (*grid, *_scaling(prints)) if choice]
+        grid = _grid(prints, form.masks) if form.volumes else [_size(prints)]
+        own = [choice for choice in (_channels(prints), *grid, *_scaling(prints)) if choice]
     return [
         *own,
         *_outcome(prints),
@@ -224,15 +229,18 @@ def turned(own: float, usual: float) -> bool:
     return min(own, usual) <= RARE and max(own, usual) >= 1 - RARE
 
 
-def converting(site: str, rules: Mapping[str, tuple[float, float] | None], words: Mapping[str, Any]) -> str:
+def converting(
+    site: str, rules: Mapping[str, tuple[float, float] | None], words: Mapping[str, Any], dates: Mapping[str, str] = {}
+) -> str:
     """The lines of the file of ``site`` by which its columns get the others' units and words; "" where there are none.
 
-    ``rules`` and ``words`` are of columns: as ``conversion`` says, and word -> the others'.
+    ``rules``, ``words`` and ``dates`` are of columns: as ``conversion`` says, word -> the others', form of dates.
     """
     found = {"scale": {name: float(f"{rule[0]:.5g}") for name, rule in rules.items() if rule}}
     found["shift"] = {name: round(rule[1], 4) for name, rule in rules.items() if rule and rule[1]}
     lines = [f"{key}: {json.dumps(one)}" for key, one in found.items() if one]
     lines += [f"recode: {json.dumps(words, ensure_ascii=False)}"] if words else []
+    lines += [f"dates: {json.dumps(dates)}"] if dates else []
     return f"If these are not the same, lines of the file of {site} convert: {' and '.join(lines)}" if lines else ""
 
 
@@ -241,7 +249,9 @@ def _of_tables(tables: Mapping[str, TableFingerprint]) -> list[str]:
     rules: dict[str, dict[str, Any]] = {site: {} for site in tables}
     words: dict[str, dict[str, Any]] = {site: {} for site in tables}
     one = next(iter(tables.values()), TableFingerprint(()))
-    scaled = [feature.column for feature in features_of(one.features, one.columns)[0]]
+    numbers = [feature.column for feature in features_of(one.features, one.columns)[0]]
+    found += _of_vectors(tables, [name for name in numbers if SIGN in name])
+    scaled = [name for name in numbers if SIGN not in name]
     for name in scaled:  # of 0 and 1 the spread follows from the mean
         shares = {site: table.numbers[name][1] for site, table in tables.items() if name in table.numbers}
         spreads = [table.numbers[name][2] for table in tables.values() if name in table.numbers]
@@ -272,22 +282,77 @@ def _of_tables(tables: Mapping[str, TableFingerprint]) -> list[str]:
         if twins:
             found.append(f"column {name}: {some(twins, 3)} are different levels")
         levels = {site: table.levels[name] for site, table in tables.items() if table.levels.get(name)}
-        lists = one.columns[name].separator  # the file of a site recodes cells
-        for site, pairs in ({} if lists else _of_codes(levels)).items():
+        for site, pairs in _of_codes(levels, bool(one.columns[name].separator)).items():
             words[site][name] = pairs
             found.append(f"column {name}: {some([*pairs], 3)} at {site} and {some([*pairs.values()], 3)} elsewhere")
-    return [*found, *filter(None, (converting(site, rules[site], words[site]) for site in tables))]
+    said, dates = _of_dates(tables)
+    lines = (converting(site, rules[site], words[site], dates[site]) for site in tables)
+    return [*found, *said, *filter(None, lines)]
 
 
-def _of_codes(levels: Mapping[str, Sequence[str]]) -> dict[str, dict[str, str]]:
-    """Site -> its level -> that of most sites, where it has as many and none of theirs: by spelling, or in order."""
-    usual = max(levels.values(), key=lambda one: sum(bool({*one} & {*other}) for other in levels.values()), default=())
-    known, found = {"".join(one.lower().split()): one for one in usual}, {}
-    for site, own in levels.items():
-        if not {*own} & {*usual} and len(own) == len(usual) <= MOST_CODES:
-            alike = {one: known.get("".join(one.lower().split()), "") for one in own}
-            found[site] = alike if all(alike.values()) else dict(zip(in_order(own), in_order(usual), strict=True))
+def _of_vectors(tables: Mapping[str, TableFingerprint], names: Sequence[str]) -> list[str]:
+    """A line for each site whose features lie elsewhere than the others', by mean and spread of each number."""
+    every = {site: table.numbers for site, table in tables.items() if {*names} <= {*table.numbers}}
+    found, middle = [], median_low if len(every) > 2 else (lambda values: values[0])
+    usual = {name: middle([one[name][1] for one in every.values()]) for name in names if every}
+    spread = {name: middle([one[name][2] for one in every.values()]) or 1.0 for name in names if every}
+    for site, own in every.items() if names else ():
+        far = sum(abs(own[name][1] - usual[name]) > spread[name] for name in names)
+        wide = median((own[name][2] or 1.0) / spread[name] for name in names)
+        if far > FAR_SHARE * len(names) or not 1 / WIDER < wide < WIDER:
+            said = f"{far} of {len(names)} means differ by more than a spread, spreads are {wide:.2g} times the others'"
+            found.append(
+                f"features {names[0].partition(SIGN)[0]} of {site}: {said}: the same images, stain and encoder?"
+            )
     return found
+
+
+def _of_codes(levels: Mapping[str, Sequence[str]], lists: bool) -> dict[str, dict[str, str]]:
+    """Site -> its level -> that of most sites, where it has as many and none of theirs: by spelling, or in order.
+
+    Codes of ``lists`` are those of a catalogue, of which only the spelling differs, as in i10.9 and I109.
+    """
+    usual = max(levels.values(), key=lambda one: sum(bool({*one} & {*other}) for other in levels.values()), default=())
+    found = {}
+
+    def spelled(level: str) -> str:
+        return re.sub(r"[\s.\-/]" if lists else r"\s", "", level.lower())
+
+    known = {spelled(one): one for one in usual}
+    for site, own in levels.items():
+        alike = {one: known[spelled(one)] for one in own if spelled(one) in known and one not in usual}
+        if lists and alike and len(known) == len(usual):
+            found[site] = alike
+        elif not lists and not {*own} & {*usual} and len(own) == len(usual) <= MOST_CODES:
+            whole = len(alike) == len(own)
+            found[site] = alike if whole else dict(zip(in_order(own), in_order(usual), strict=True))
+    return found
+
+
+def _of_dates(tables: Mapping[str, TableFingerprint]) -> tuple[list[str], dict[str, dict[str, str]]]:
+    """What sites' dates differ in, and site -> column -> how its file may say that they are written."""
+    said: list[str] = []
+    found: dict[str, dict[str, str]] = {site: {} for site in tables}
+    for name in dict.fromkeys(name for one in tables.values() for name in one.dates):
+        own = {site: one.dates[name] for site, one in tables.items() if name in one.dates}
+        sure = Counter(text for text, _, _ in own.values() if "|" not in text)
+        for site, (text, low, high) in own.items():
+            forms = text.split("|")
+            if forms[0] == ISO and forms[1:]:
+                said.append(f"no day of {name} at {site} lies after the 12th: have day and month changed places?")
+                found[site][name] = forms[1]
+            elif forms[0] not in READ:
+                likely = [form for form in forms if sure[form]] if forms[1:] else forms
+                which = "" if len(likely) == 1 else f": dates: {json.dumps({name: forms[0]})} in its file says which"
+                said.append(f"{name} is written {' or '.join(forms)} at {site}{which}")
+                found[site] |= {name: likely[0]} if len(likely) == 1 else {}
+            others = [other for key, other in own.items() if key != site and other[1]]
+            if low and others and all(high < start or low > end for _, start, end in others):
+                years = f"{median_low(one[1] for one in others)} to {median_low(one[2] for one in others)}"
+                said.append(
+                    f"{name} lies in {low} to {high} at {site} and in {years} elsewhere: are the dates the same?"
+                )
+    return said, found
 
 
 def other_units(low: Sequence[float], high: Sequence[float]) -> bool:
@@ -348,7 +413,8 @@ def _channels(prints: Prints) -> Choice | None:
         return None
     if coloured := [site for site, one in known.items() if one.coloured]:
         n = max(len(known[site].mean or ()) for site in coloured)
-        return Choice("task.channels", n, f"images of {some(coloured, 3)} have {'colours' if n == 3 else 'contrasts'}")
+        what = "contrasts" if n != 3 or any(one.voxels for one in known.values()) else "colours"
+        return Choice("task.channels", n, f"images of {some(coloured, 3)} have {what}")
     return Choice("task.channels", 1, "images of every site are grey")
 
 

@@ -20,6 +20,7 @@ from torch import Tensor
 from fairflare.core.errors import DataError, MissingData
 from fairflare.core.findings import SPLIT_NAMES, Finding, accept, worst_first
 from fairflare.core.types import Need
+from fairflare.data.inputs import SIGN
 from fairflare.data.readers.datalist import NO_LABEL, SPLITS, Item, checked_items, read_lists
 from fairflare.data.readers.files import FileSplit
 from fairflare.data.site_config import SiteConfig
@@ -209,7 +210,8 @@ def _of_rows(data: TensorData, task: Task) -> Iterator[Finding]:
     """Of a table: rows that stand in an earlier split, too, and categories of other values than the federation's."""
     inputs, known = task.table_inputs(), set[bytes]()
     for name, one in data.splits.items() if inputs else ():
-        assert isinstance(one, Split)  # of a table
+        if not isinstance(one, Split):  # bags, which are read as files are
+            continue
         rows = [row.tobytes() for row in one.inputs.numpy()]
         if (both := sum(row in known for row in rows)) > COPIES * len(rows) and len({*rows}) > FULL * len(rows):
             yield Finding("warning", "copies", name, both, f"{both} rows are copies of some in an earlier split")
@@ -224,7 +226,7 @@ def _of_rows(data: TensorData, task: Task) -> Iterator[Finding]:
 
 
 def numbers_of(data: TensorData, task: Task) -> dict[str, np.ndarray]:
-    """Number of a table -> float64 (N,) its training rows' values in its own unit, gaps filled."""
+    """Number of a table -> float64 (N,) its training rows' values in its own unit, gaps filled; no encoder's."""
     inputs, train = task.table_inputs(), data.splits["train"]
     if inputs is None or data.scaling is None or not isinstance(train, Split) or not len(train):
         return {}
@@ -232,7 +234,7 @@ def numbers_of(data: TensorData, task: Task) -> dict[str, np.ndarray]:
     std = np.where(std > 0, std, 1.0)
     values = train.inputs[:, : len(names)].numpy().astype(np.float64) * std + mean
     values[np.abs(values) < ROUNDING * std] = 0.0  # inputs are float32
-    return dict(zip(names, values.T, strict=True))
+    return {name: column for name, column in zip(names, values.T, strict=True) if SIGN not in name}
 
 
 def spread_of(values: np.ndarray) -> float:

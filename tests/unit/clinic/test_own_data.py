@@ -10,7 +10,7 @@ import torch
 from PIL import Image
 
 from cases import each
-from fairflare.cli.main import main
+from command_line import call
 from fairflare.core.errors import UserError
 from fairflare.data.readers.datalist import read_datalist
 from fairflare.data.readers.pictures import Reader
@@ -18,13 +18,6 @@ from fairflare.data.site_config import SiteConfig, find_site_config, read_site_c
 from fairflare.engine.audit import verify
 from fairflare.engine.setup import tasks
 from own_folder import SITES, picture, write_images, write_tables
-
-
-def call(capsys, *arguments):
-    with pytest.raises(SystemExit) as stop:
-        main([str(a) for a in arguments])
-    streams = capsys.readouterr()
-    return stop.value.code, streams.out, streams.err
 
 
 @pytest.mark.parametrize("method", ["fedavg", "fedce", "fedlwr"])

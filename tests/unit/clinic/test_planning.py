@@ -323,5 +323,5 @@ def test_a_join_takes_the_plan_of_the_hospitals_fingerprints(choosing, tmp_path,
     """Its folds have no best round."""
     options = ["--kind", "tabular", "--classes", "2", "--set", "features=age", "--set", "site_names=a,b,c"]
     with pytest.raises(SystemExit) as ended:
-        main(["join", "fedavg", *options, "--plan", str(choosing), "--export", str(tmp_path / "job")])
+        main(["join", "decide", *options, "--plan", str(choosing), "--export", str(tmp_path / "job")])
     assert not ended.value.code, capsys.readouterr().err

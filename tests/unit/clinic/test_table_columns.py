@@ -244,7 +244,7 @@ def test_a_tables_fingerprint_from_elsewhere_is_checked(change):
     assert Fingerprint.from_json(good, "b").table.numbers == {"age": (5, 1.0, 1.0)}
     with pytest.raises(UserError, match="fingerprint of b"):
         Fingerprint.from_json({**good, "table": {**good["table"], **change}}, "b")
-    with pytest.raises(UserError, match="table: expected the keys columns, features, levels, numbers"):
+    with pytest.raises(UserError, match="table: expected the keys columns, dates, features, levels, numbers"):
         TableFingerprint.from_json({}, "b")
 
 

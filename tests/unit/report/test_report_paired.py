@@ -139,7 +139,7 @@ def test_a_sentence_says_it_by_the_interval():
     assert said.startswith("A: its worst site is better than that of B: +0.115 (95 % interval +0.094 to +0.136; ")
     assert "better in 4 of 4 seeds; sign-flip p 0.125; Holm 0.25; Hedges' g" in said
     found |= {"verdict": "cannot be told", "bootstrap": {"low": -0.1, "high": 0.3}}
-    assert "cannot be told from" in sentence("A", "B", "worst site", found)
+    assert "is not shown to differ from" in sentence("A", "B", "worst site", found)
     assert sentence("A", "B", "worst site", found).endswith("with patients resampled \N{MINUS SIGN}0.100 to +0.300).")
     one = paired([0.1]) | {"verdict": "cannot be told", "wins": 1, "p_holm": None}
     assert sentence("A", "B", "worst site", one).endswith("by +0.100 (one seed, no interval).")

@@ -113,7 +113,7 @@ def test_differences_say_whether_the_interval_includes_zero(make_run):
     """Differences 0.02 and 0.04 have half width 0.127; of six seeds some differ by 0.0299 and some by 0.0301."""
     unsure = [make_run("A", 0), make_run("A", 1), make_run("B", 0, 0.02), make_run("B", 1, 0.04)]
     sure = [make_run(*one) for s in range(6) for one in (("A", s), ("B", s, 0.0299 + 0.0002 * (s % 2)))]
-    assert "cannot be told from that of A: +0.030 (95 % interval" in differences(compare(unsure))[0]
+    assert "is not shown to differ from that of A: +0.030 (95 % interval" in differences(compare(unsure))[0]
     assert "better in 2 of 2 seeds" in differences(compare(unsure))[0]
     assert "is better than that of A: +0.030 (95 % interval +0.030 to +0.030;" in differences(compare(sure))[0]
 

@@ -8,31 +8,12 @@ import pytest
 from markupsafe import escape
 
 from cases import each
+from decisions import decided
 from fairflare.cli.main import main
 from fairflare.decision.study import ANSWERS, PARTICIPATION
+from fairflare.decision.verdicts import REASONS
 from fairflare.report.decision import LANGUAGES, TEXTS, sheet_page, texts
 from fairflare.report.values import likely
-
-
-def interval(value):
-    ends = {"value": value, "low": value - 0.0123, "high": value + 0.0456}
-    return {**ends, **{f"own_{key}": 0.0 for key in ("low", "high")}, "own": 0.0, "p_below_zero": 0.1}
-
-
-def decided(verdict="join", participation="joining adds", site="a", share=0.4):
-    row = {
-        "patients": 120,
-        "verdict": verdict,
-        "participation": participation,
-        "reason": "",
-        "estimands": {key: interval(0.01 * k) for k, key in enumerate(("U", "J", "D"))},
-        "net_benefit": {key: interval(0.002 * k) for k, key in enumerate(("U", "J", "D"))},
-        "mix": {"share": share},
-        "minimum_patients": {"needed": 900},
-    }
-    further = {"log_ratio": {"next_low": -0.5, "next_high": 0.5}}
-    about = {"title": "A & B", "threshold": 0.2, "calibration": further, "versions": "fairflare 1"}
-    return {**about, "averages": {}, "sites": {site: row}}
 
 
 def leaf_texts(of, path=()):
@@ -63,8 +44,8 @@ def test_the_numbers_are_those_of_the_decision(verdict, language):
     found, words = decided(verdict), texts(language)
     page = sheet_page(found, "a", language)
     mark = "," if words["decimal"] == "," else "."
-    for number in ("+10.0", "+20.0", "-2.3", "+7.7", "+65.6"):  # J, D and ends, in thousandths
-        assert number.replace(".", mark) in page or number in page, number
+    for number in ("+10.0", "+20.0", "\u22122.3", "+7.7", "+65.6"):  # J, D and ends, in thousandths
+        assert number.replace(".", mark) in page, number
     assert str(escape(words["verdicts"][verdict])) in page and str(escape(words["todo"][verdict])) in page
     assert str(escape(words["mix"].format(share=40))) in page and page.count("<svg") == 1
     assert str(escape(words["further"].format(low=f"0{mark}61", high=f"1{mark}65"))) in page
@@ -76,6 +57,17 @@ def test_another_row_has_another_hash():
     one, other = decided(), decided()
     other["sites"]["a"]["estimands"]["U"]["value"] += 1e-9
     assert sheet_page(one, "a") == sheet_page(decided(), "a") and sheet_page(one, "a") != sheet_page(other, "a")
+
+
+@each("language", LANGUAGES)
+def test_a_withheld_answer_has_its_reason_in_every_language(language):
+    found, words = decided("cannot be told"), texts(language)
+    assert set(words["withheld"]) == set(REASONS) - {"few_patients", "few_outcomes"}, "these have no sheet"
+    for code, said in words["withheld"].items():
+        found["sites"]["a"] |= {"reason_code": code, "reason_value": 0.51}
+        page = sheet_page(found, "a", language)
+        assert str(escape(said.format(value=0.51))) in page
+        assert (str(escape(words["no_answer"])) in page) == (code != "few_events")
 
 
 def test_names_are_text(tmp_path):

@@ -16,6 +16,7 @@ For tables there is one file: see ``tabular``.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -233,6 +234,18 @@ def patients_of(columns: Mapping[str, Sequence[str]]) -> npt.NDArray[np.int64] |
     cells = [(cell, -1) if cell else ("", row) for row, cell in enumerate(names)]
     found = np.array([places.setdefault(cell, len(places)) for cell in cells], dtype=np.int64)
     return found if len(places) < len(found) else None
+
+
+def identities_of(columns: Mapping[str, Sequence[str]], key: str = "") -> npt.NDArray[np.uint64] | None:
+    """uint64 (N,) keyed digest of each row's patient, equal at all hospitals with this ``key``; None: no row names one.
+
+    A row without a patient has one of its own.
+    """
+    names: Sequence[str] = next((columns[one] for one in PATIENTS if any(columns.get(one, ()))), ())
+    secret = hashlib.sha256(key.encode()).digest()
+    texts = (json.dumps(cell or row).encode() for row, cell in enumerate(names))
+    digests = [hashlib.blake2b(text, digest_size=8, key=secret).digest() for text in texts]
+    return np.frombuffer(b"".join(digests), dtype=np.uint64) if digests else None
 
 
 def attribute_columns(items: Sequence[Item], names: Sequence[str]) -> dict[str, list[str]]:

@@ -134,7 +134,7 @@ class FileSplit:
     def read(self, batches: Sequence[Tensor]) -> Iterator[Example]:
         """Inputs (n, ...) and targets (n, ...) of each batch of row numbers, in order."""
         if self.num_workers == 0 or self.in_memory:
-            yield from (_stacked([self.example(row) for row in rows.tolist()]) for rows in batches)
+            yield from (stacked([self.example(row) for row in rows.tolist()]) for rows in batches)
             return
         with ThreadPoolExecutor(self.num_workers) as pool:
             waiting: deque[list[Future[Example]]] = deque()
@@ -142,9 +142,9 @@ class FileSplit:
                 for rows in batches:
                     waiting.append([pool.submit(self.example, row) for row in rows.tolist()])
                     if len(waiting) > AHEAD:
-                        yield _stacked([one.result() for one in waiting.popleft()])
+                        yield stacked([one.result() for one in waiting.popleft()])
                 while waiting:
-                    yield _stacked([one.result() for one in waiting.popleft()])
+                    yield stacked([one.result() for one in waiting.popleft()])
             finally:  # an aborted round does not wait for what nobody will see
                 pool.shutdown(wait=True, cancel_futures=True)
 
@@ -159,6 +159,9 @@ class FileSplit:
         return None
 
 
-def _stacked(examples: Sequence[Example]) -> Example:
+def stacked(examples: Sequence[Example]) -> Example:
+    """Inputs and targets in one piece each."""
     inputs, targets = zip(*examples)
+    if any(one.shape != inputs[0].shape for one in inputs):  # bags, filled up with instances of zeros
+        return torch.nn.utils.rnn.pad_sequence(list(inputs), batch_first=True), torch.stack(targets)
     return torch.stack(inputs), torch.stack(targets)

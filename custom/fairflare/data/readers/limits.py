@@ -24,6 +24,7 @@ class Limits:
         pixels: of a slice, over its channels; voxels of a volume.
         frames: slices of a file.
         voxels: bytes of a volume's file, unpacked.
+        vectors: bytes of an encoder's features, unpacked.
         seconds: that reading a table takes.
     """
 
@@ -38,6 +39,7 @@ class Limits:
     pixels: int = 2 * 10**8
     frames: int = 100_000
     voxels: int = 2**33
+    vectors: int = 2**33
     seconds: int = 120
 
 
@@ -48,6 +50,7 @@ UNITS = {
     "sheet": "cells (save the sheet as CSV)",
     "workbook": "bytes unpacked (save the sheet as CSV)",
     "voxels": "bytes unpacked",
+    "vectors": "bytes unpacked (a .npy or .h5 file is read in parts)",
 }
 
 

@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
+import json
 import math
 import re
 from collections.abc import Collection, Mapping, Sequence
@@ -25,6 +27,27 @@ LONGEST_VALUE = 200
 WHOLE = re.compile(r"-?[0-9]+\.0")
 GERMAN = re.compile(r"(\d{1,2})\.(\d{1,2})\.(\d{4})")
 """A date as 31.12.2020, day first."""
+CLOCK = re.compile(r"(?<=\d)[T ,].*")
+EXCEL = "excel"
+ISO, SWAPPED = "YYYY-MM-DD", "YYYY-DD-MM"
+DATES: Mapping[str, str] = {
+    ISO: "%Y-%m-%d",
+    "DD.MM.YYYY": "%d.%m.%Y",
+    SWAPPED: "%Y-%d-%m",
+    "YYYY/MM/DD": "%Y/%m/%d",
+    "YYYYMMDD": "%Y%m%d",
+    "DD/MM/YYYY": "%d/%m/%Y",
+    "MM/DD/YYYY": "%m/%d/%Y",
+    "DD-MM-YYYY": "%d-%m-%Y",
+    "MM-DD-YYYY": "%m-%d-%Y",
+    "DD-MON-YYYY": "%d-%b-%Y",
+    "DDMONYYYY": "%d%b%Y",
+    EXCEL: "",
+}
+"""How dates may be written, of which the first two are read anywhere -> as ``strptime`` says it; Excel counts days."""
+READ = (ISO, "DD.MM.YYYY")
+FEW_DATES, FEW_DAYS = 30, 6
+"""Dates, and different days of the month, from which on it is odd that none lies after the 12th."""
 
 
 @dataclass(frozen=True)
@@ -118,6 +141,9 @@ def parsed(file: str, columns: Columns, features: Sequence[Feature], gaps: Seque
     dates = {name for one in features if one.since for name in one.columns}
     found = {}
     for name in dict.fromkeys(name for one in features for name in one.columns):
+        if isinstance(columns[name], np.ndarray):  # an encoder's features
+            found[name] = np.asarray(columns[name])
+            continue
         codes = gaps_of(name, gaps) - {*gaps}
         cells = ["" if codes and plain(cell) in codes else cell for cell in columns[name]]
         if name in words:
@@ -181,6 +207,8 @@ def as_days(file: str, name: str, cells: Sequence[str]) -> np.ndarray:
                 found[i] = _days(cell)
             except ValueError:
                 text = f"table {file}: row {i}: {name}: expected a date as YYYY-MM-DD, got {shown(cell)}"
+                lines = [f"dates: {json.dumps({name: form})}" for form in date_forms(cells)]
+                text += f"; a line of the site's file says how it is read: {' or '.join(lines)}" if lines else ""
                 raise DataError("number", text) from None
     return found
 
@@ -191,6 +219,29 @@ def _days(cell: str) -> float:
         return float(datetime.date(year, month, day).toordinal())
     time = datetime.datetime.fromisoformat(cell)
     return time.toordinal() + (time.hour * 3600 + time.minute * 60 + time.second) / 86400
+
+
+def iso_date(cell: str, form: str) -> str:
+    """A ``cell`` that is written as ``form``, a key of ``DATES``, as YYYY-MM-DD without the time; "" for any other."""
+    day = CLOCK.sub("", cell)
+    with contextlib.suppress(ValueError):
+        if form == EXCEL:
+            days = float(day)
+            return (datetime.date(1899, 12, 30) + datetime.timedelta(days)).isoformat() if 1 <= days < 80_000 else ""
+        if form != "YYYYMMDD" or len(day) == 8:
+            return datetime.datetime.strptime(day, DATES[form]).date().isoformat()
+    return ""
+
+
+def date_forms(cells: Sequence[str]) -> list[str]:
+    """Those of ``DATES`` that every filled cell has; day and month of ISO's change places only where no day is late."""
+    filled = [cell for cell in cells if cell]
+    texts = {*filled}
+    found = [form for form in DATES if texts and all(iso_date(text, form) for text in texts)]
+    if ISO in found and SWAPPED in found:
+        days = {iso_date(text, ISO)[8:] for text in texts}
+        found = [form for form in found if form != SWAPPED or (len(filled) >= FEW_DATES and len(days) > FEW_DAYS)]
+    return found
 
 
 def as_numbers(file: str, name: str, cells: Sequence[str]) -> np.ndarray:

@@ -22,7 +22,7 @@ from fairflare.core.execution import moved
 from fairflare.core.seeds import derive
 from fairflare.core.types import Batch, SplitName
 from fairflare.data.readers import dicom, nifti
-from fairflare.data.readers.datalist import Frame, Item, Source
+from fairflare.data.readers.datalist import Contrasts, Frame, Item, Source
 from fairflare.data.readers.geometry import form_of, geometry_of
 from fairflare.data.readers.limits import check
 from fairflare.data.readers.pictures import POINTS, Looked, is_measured, name_of, structure_masks
@@ -62,6 +62,7 @@ class VolumeReader:
         values: structure -> the values that belong to it in a mask file. None: an item's label is its class.
         background: values of no structure.
         window: what values are scaled by, see ``stored.Stored.scaled``; no file's own.
+        channels: contrasts of a volume, each scaled by itself.
     """
 
     spacing: tuple[float, ...]
@@ -72,22 +73,21 @@ class VolumeReader:
     channels: int = 1
 
     def __call__(self, item: Item) -> tuple[Tensor, Tensor]:
-        """uint8 (1, X, Y, Z), and int64 () or uint8 (structures, X, Y, Z) of 0 and 1.
+        """uint8 (channels, X, Y, Z), and int64 () or uint8 (structures, X, Y, Z) of 0 and 1.
 
-        DataError as ``read``, "shape" (the mask lies on another grid than the image) or "mask_values".
+        DataError as ``contrasts_of``, "shape" (the mask lies on another grid than the image) or "mask_values".
         """
-        found = read(item.image)
-        image = self._on_grid(self._scaled(found), found, "bilinear")
+        image, found = self.placed(item.image)
         if self.values is None:
             return _bytes(image), torch.tensor(item.label)
         if not isinstance(item.label, Path):
             raise DataError("entry", f"{name_of(item.image)}: expected a mask's file, got the class {item.label}")
         mask = read(item.label, mask=True)
-        _check_alike(found, mask, name_of(item.image))
+        _check_alike(found, mask, name_of(item.image), "its mask")
         return _bytes(image), self._mask(mask, item.label.name)
 
     def image(self, source: Source) -> Tensor:
-        """uint8 (1, X, Y, Z)."""
+        """uint8 (channels, X, Y, Z)."""
         return _bytes(self.placed(source)[0])
 
     def mask(self, source: Source) -> Tensor:
@@ -95,12 +95,13 @@ class VolumeReader:
         return self._mask(read(source, mask=True), name_of(source))
 
     def placed(self, source: Source) -> tuple[Any, Volume]:
-        """MONAI's tensor float32 (1, X, Y, Z) of 0 to 255, which knows where its voxels lie; and the file's volume."""
-        found = read(source)
-        return self._on_grid(self._scaled(found), found, "bilinear"), found
-
-    def _scaled(self, found: Volume) -> Tensor:
-        return torch.from_numpy(found.stored.scaled(self.window))[None].float()
+        """MONAI's tensor float32 (channels, X, Y, Z) of 0 to 255, with its place; and the first contrast."""
+        found = contrasts_of(source)
+        if len(found) != self.channels:
+            raise DataError("shape", f"{name_of(source)}: expected {self.channels} contrasts, got {len(found)}")
+        scaled = (torch.from_numpy(one.stored.scaled(self.window))[None].float() for one in found)
+        placed = [self._on_grid(values, one, "bilinear") for values, one in zip(scaled, found, strict=True)]
+        return torch.cat(placed), found[0]
 
     def _mask(self, found: Volume, name: str) -> Tensor:
         masks = structure_masks(found.stored.pixels, self.values or {}, self.background, name)
@@ -127,6 +128,16 @@ def _bytes(image: Any) -> Tensor:
     return found
 
 
+def contrasts_of(source: Source) -> list[Volume]:
+    """Each contrast of a volume, one of a plain file; DataError as ``read``, "shape" where they lie on other grids."""
+    if not isinstance(source, Contrasts):
+        return [read(source)]
+    found = [read(one) for one in source.parts]
+    for part, one in zip(source.parts[1:], found[1:], strict=True):
+        _check_alike(found[0], one, source.name, f"the contrast {part.name}")
+    return found
+
+
 def read(source: Source, *, mask: bool = False) -> Volume:
     """The volume that a file of NIfTI is, or the series of DICOM that a file is of.
 
@@ -135,7 +146,7 @@ def read(source: Source, *, mask: bool = False) -> Volume:
             size that can be; "series" where slices do not make up one volume.
     """
     if not isinstance(source, Path):
-        raise DataError("entry", f"{name_of(source)}: expected a volume's file, got a slice or contrasts")
+        raise DataError("entry", f"{name_of(source)}: expected a volume's file, got one slice of it")
     form = form_of(source)
     if form == "picture":
         raise DataError("not_3d", f"{source.name}: expected a volume (NIfTI, or a DICOM series), got a picture")
@@ -215,15 +226,15 @@ def _check_series(path: Path, affines: Sequence[np.ndarray], heights: np.ndarray
         raise DataError("series", f"{path.name}: expected parallel slices at one distance, got {what}")
 
 
-def _check_alike(image: Volume, mask: Volume, name: str) -> None:
-    """Raise DataError unless a mask lies on its image's grid, whatever the order of its axes."""
-    grids = [_grid(one) for one in (image, mask)]
+def _check_alike(image: Volume, other: Volume, name: str, what: str) -> None:
+    """Raise DataError unless a mask or contrast lies on its image's grid, whatever the order of its axes."""
+    grids = [_grid(one) for one in (image, other)]
     shapes = ["x".join(map(str, shape)) for shape, _ in grids]
     if shapes[0] != shapes[1]:
-        raise DataError("shape", f"{name}: {shapes[0]} voxels, its mask has {shapes[1]}")
+        raise DataError("shape", f"{name}: {shapes[0]} voxels, {what} has {shapes[1]}")
     if float(np.abs(grids[0][1] - grids[1][1]).max()) > ALIKE:
         spacings = [" x ".join(f"{edge:.4g}" for edge in np.linalg.norm(a[:3, :3], axis=0)) for _, a in grids]
-        raise DataError("shape", f"{name}: voxels of {spacings[0]} mm, its mask has {spacings[1]} mm or lies elsewhere")
+        raise DataError("shape", f"{name}: voxels of {spacings[0]} mm, {what} has {spacings[1]} mm or lies elsewhere")
 
 
 def _grid(found: Volume) -> tuple[tuple[int, ...], np.ndarray]:
@@ -237,22 +248,23 @@ def _grid(found: Volume) -> tuple[tuple[int, ...], np.ndarray]:
 
 def looked_at(source: Source, window: str = "") -> Looked:
     """What the volume ``source`` is like, its axes turned to ``AXES``; raises DataError where it cannot be read."""
-    found = read(source)
+    contrasts = contrasts_of(source)
+    found, several = contrasts[0], len(contrasts) > 1
     shape, affine = _grid(found)
-    values = found.stored.scaled(window) / 255
-    mean, square = (float(part.mean(dtype=np.float64)) for part in (values, values**2))
+    values = [one.stored.scaled(window) / 255 for one in contrasts]
+    mean, square = ([float(one.mean(dtype=np.float64)) for one in part] for part in (values, [v**2 for v in values]))
     pixels, edges = found.stored.pixels, tuple(map(float, np.linalg.norm(affine[:3, :3], axis=0)))
-    quantiles = () if window else np.quantile(pixels.astype(np.float64), np.linspace(0, 1, POINTS))
+    quantiles = () if window or several else np.quantile(pixels.astype(np.float64), np.linspace(0, 1, POINTS))
     return Looked(
         height=shape[0],
         width=shape[1],
         spacing=sum(edges) / 3,
-        coloured=False,
-        mean=(mean,) * 3,
-        square=(square,) * 3,
-        grey_square=square,
+        coloured=several,
+        mean=tuple(mean) if several else (*mean,) * 3,
+        square=tuple(square) if several else (*square,) * 3,
+        grey_square=sum(square) / len(square),
         quantiles=tuple(map(float, quantiles)),
-        measured=not window and (found.stored.hounsfield or is_measured(pixels)),
+        measured=not (window or several) and (found.stored.hounsfield or is_measured(pixels)),
         voxels=shape,
         edges=edges,
     )

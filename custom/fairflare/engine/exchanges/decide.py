@@ -8,6 +8,7 @@ sums none. A run of ``glm`` on a table names it (``exchanges=decide``); ``config
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -17,22 +18,24 @@ import numpy as np
 from fairflare.core.errors import EgressRefused, UserError
 from fairflare.core.schema import Answer, Instruction
 from fairflare.core.types import Cost, StateDict
+from fairflare.core.user_code import check_name
 from fairflare.core.validation import expected
 from fairflare.decision.decide import Site as Hospital
+from fairflare.decision.own import RIDGE, TREES
 from fairflare.decision.study import (
     COUNTS,
     MAX_COLUMNS,
     OF_FEW,
     content,
+    folds_of,
     hospital_at,
     measurements,
     numbers,
     row_from,
     row_of,
-    site_of,
     told,
 )
-from fairflare.decision.sums import PLACES, Known, Plan
+from fairflare.decision.sums import MOMENTS, PLACES, Known, Plan
 from fairflare.decision.verdicts import MIN_PATIENTS
 from fairflare.engine.checks import Refused, Rejection, checked_scalars, first_good, left_out, silent
 from fairflare.engine.exchanges.base import Ended, Exchange, OfRun
@@ -58,16 +61,20 @@ Json = dict[str, Any]
 
 def plan_of(config: RunConfig, task: Task) -> tuple[Plan, int]:
     """What ``config.decision`` asks, and the index of the class whose risk is asked for; raises UserError."""
-    said = {"folds": 5, "deals": 10, "threshold": None, "worthwhile": 0.0, "event": "", **config.decision}
-    known = {"folds", "deals", "threshold", "worthwhile", "event"}
-    expected("decision", set(said) == known, f"keys among {', '.join(sorted(known))}", ", ".join(map(str, said)))
+    known = {**dataclasses.asdict(Plan()), "event": ""}
+    said = {**known, **config.decision}
+    expected("decision", set(said) == set(known), f"keys among {', '.join(sorted(known))}", ", ".join(map(str, said)))
     for key, (low, high) in {"folds": (2, 20), "deals": (1, 50)}.items():
         expected(f"decision: {key}", type(said[key]) is int and low <= said[key] <= high, f"{low} to {high}", said[key])
     for key in ("threshold", "worthwhile"):
         value = said[key]
         fits = (value is None and key == "threshold") or (type(value) in (int, float) and 0 <= value < 1)
         expected(f"decision: {key}", fits, "a number from 0 to 1", value)
-    event, classes = said["event"], list(task.classes)
+    own, shared = said["own_model"], said["shared_patients"]
+    if own not in (RIDGE, TREES):
+        check_name(own, "decision: own_model")
+    expected("decision: shared_patients", type(shared) is bool, "true or false", shared)
+    event, classes = said.pop("event"), list(task.classes)
     named = event in classes if event else task.kind.has_classes and len(classes) == 2
     expected("decision: event", named, f"a task of two classes, or one of {', '.join(classes)}", event or classes)
     if config.secure_sum != NONE and config.min_sites < MIN_SECRET:
@@ -75,8 +82,7 @@ def plan_of(config: RunConfig, task: Task) -> tuple[Plan, int]:
             f"min_sites: expected at least {MIN_SECRET} with secure_sum and a decision, got {config.min_sites}"
         )
     index = classes.index(event) if event else event_of(task)
-    plan = Plan(said["folds"], said["deals"], said["threshold"], float(said["worthwhile"]))
-    return plan, 1 if index is None else index
+    return Plan(**{**said, "worthwhile": float(said["worthwhile"])}), 1 if index is None else index
 
 
 def first_known(run: OfRun, model: StateDict) -> Known:
@@ -129,8 +135,8 @@ class DecideAtSite:
             self._admit(site, instruction, hospital)
             self._hospital = hospital  # a site that has refused is asked to admit once more
         if self._hospital.trains and site.referee is not None:
-            weights = self._hospital.support(known)
-            site.referee.check_support({kind: _tensor(each) for kind, each in weights.items()})
+            for weights in self._hospital.support(known):
+                site.referee.check_support({kind: _tensor(each) for kind, each in weights.items()})
         if place not in self._said:
             self._said[place] = self._hospital.terms(known)
         leaves = site.aggregation.further(self._said[place], instruction, place, _told_so_far(known))
@@ -163,14 +169,24 @@ class DecideAtSite:
         return OF_FEW if min(one.patients_with(0), one.patients_with(1)) < least else ()
 
     def _patients(self, site: Site) -> Hospital:
-        """With too few of them the site adds zeros; in the clear no number rests on fewer than coefficients."""
+        """With too few of them, or in a fold that sums tell of, the site adds zeros.
+
+        In the clear no number rests on fewer patients than coefficients. Raises EgressRefused: no key, if it is needed.
+        """
         assert self._known is not None
         config, task = self.run.config, self.run.parts.task
         plan, event = plan_of(config, task)
         one = hospital_at(site.data, event)
         least = self.run.min_count
-        enough = least is not None and one.n >= max(least, MIN_PATIENTS, 0 if self.run.secure else one.x.shape[1])
-        return site_of(site.name, one, plan, measurements(task), enough)
+        if plan.shared_patients and not getattr(site.data, "keyed", False):
+            raise EgressRefused("patient_key: expected a key in the site's file, for shared patients, got none")
+        found = Hospital(site.name, one, plan, folds_of(site.name, one, plan), measurements(task))
+        fewest = one.n
+        if plan.shared_patients and found.folds is not None:  # sums without a fold tell of it
+            places = found.folds[:, np.unique(one.patient, return_index=True)[1]]
+            fewest = min(int(np.bincount(deal, minlength=plan.folds).min()) for deal in places)
+        width = 0 if self.run.secure else one.x.shape[1]
+        return dataclasses.replace(found, trains=least is not None and fewest >= max(least, MIN_PATIENTS, width))
 
     def _admit(self, site: Site, instruction: Instruction, one: Hospital) -> None:
         """Note whom the site tells of; two decisions on nearly the same patients would tell of those between."""
@@ -229,8 +245,11 @@ class DecideAtServer:
         while (place := known.next) < PLACES:
             terms = known.length(place)
 
-            def checked(answer: Answer, terms: int = terms) -> list[float]:
-                return _checked(answer.sums, terms)
+            def checked(answer: Answer, terms: int = terms, known: Known = known) -> list[float]:
+                part = _checked(answer.sums, terms)
+                if place > MOMENTS and not known.is_plausible(part, round(ended.declared.get(answer.site, 0))):
+                    raise Refused("sums", "sums: expected what so many patients add, got more weight or other terms")
+                return part
 
             asked = {"place": float(place)}
             total = ended.aggregation.total(

@@ -4,9 +4,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Collection, Mapping, MutableMapping, Sequence
+from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import nn
 
 from fairflare.core.errors import EgressRefused
@@ -50,6 +51,9 @@ class TrainAtSite:
         clock.lap("train")
         scalars |= work.send_numbers | measured(site.probes, work, "trained")
         update = difference(site.network, instruction.model, site.trainer.personal_entries(instruction.model))
+        if site.exchange is not torch.float32:
+            trained = {name for name, _ in site.network.named_parameters()}
+            update = shortened(update, trained, work.memory, site.exchange)
         keep(site, work, instruction, update)
         clock.lap("report")
         answer = Answer(
@@ -107,6 +111,25 @@ def difference(network: nn.Module, received: StateDict, personal: frozenset[str]
     """D_k = w_k - w^t on the CPU for every shared floating-point entry; integer buffers and ``personal`` ones stay."""
     found = {k: v for k, v in network.state_dict().items() if v.is_floating_point() and k not in personal}
     return {key: plainly(value).sub_(received[key].cpu()) for key, value in found.items()}
+
+
+REST = "not sent yet"
+"""Key of a site's memory: what rounding has left of its updates."""
+
+
+def shortened(
+    update: StateDict, names: Collection[str], memory: MutableMapping[str, Any], dtype: torch.dtype
+) -> StateDict:
+    """``update`` with the entries ``names`` in 16 bits; what rounding leaves is added to the next one.
+
+    Error feedback: Seide et al., Interspeech 2014; Karimireddy et al., ICML 2019, arXiv:1901.09847, algorithm 1.
+    Statistics of normalisation keep their 32 bits.
+    """
+    rest, most = memory.get(REST, {}), torch.finfo(dtype).max
+    whole = {name: value + rest[name] if name in rest else value for name, value in update.items() if name in names}
+    sent = {name: value.clamp(-most, most).to(dtype) for name, value in whole.items()}
+    memory[REST] = {name: value - sent[name].float() for name, value in whole.items()}
+    return update | sent
 
 
 class Clock:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 
 from fairflare.core.errors import DataError
-from fairflare.core.execution import Execution, default_device, keep_freed_memory, shared_gpu
+from fairflare.core.execution import Execution, default_device, keep_freed_memory, placed, shared_gpu
 from fairflare.core.findings import Finding
 from fairflare.core.seeds import derive
 from fairflare.core.types import Ledger, SiteData, Training
@@ -33,7 +33,7 @@ from fairflare.engine.memory import (
     beside,
 )
 from fairflare.engine.setup.run_config import RunConfig, site_of_client, without_members
-from fairflare.engine.setup.site_parts import Parts
+from fairflare.engine.setup.site_parts import FEATURES, Parts
 from fairflare.engine.site import Site
 from fairflare.participation import Selector
 from fairflare.privacy import referee as referees
@@ -42,6 +42,7 @@ from fairflare.privacy.identity import Credentials
 from fairflare.privacy.schemes import NONE, module_of
 from fairflare.tasks.kind import trivial_results
 from fairflare.tasks.preflight import preflight
+from fairflare.trainers.base import Trainer
 
 if TYPE_CHECKING:
     from fairflare.engine.exchanges.sums import Sums
@@ -93,6 +94,7 @@ def build_site(
     tell: Callable[[Finding], None] = lambda finding: None,
     credentials: Credentials | None = None,
     ledger: Path | None = None,
+    progress: Callable[[str], None] = lambda text: None,
 ) -> Site:
     """One site's side, whose data are read when they are first needed; raises DataError for a site the task lacks.
 
@@ -100,6 +102,7 @@ def build_site(
         memory: the file in which it keeps its memory; None keeps it in the process.
         local: the folder where the site's own configuration may lie, see ``site_config``.
         credentials: what the site has been given for secure sums; nothing by default.
+        progress: called with how far the site is before its first round, in words.
         ledger: beside it lies what private trainers have spent, run by run; None: beside the memory, if there is one.
     """
     known, own = site_of_client(config, parts.task), find_site_config(local, name)
@@ -153,7 +156,7 @@ def build_site(
         memory=kept,
         egress=leaves(config, parts, min_count, own),
         asked=Asked(None if memory is None else beside(memory, ASKED_ENDING), config.sha256()),
-        look=partial(_look, config, parts, known.get(name, name), own, min_count, execution.device),
+        look=partial(_look, config, parts, known.get(name, name), own, min_count, execution.device, progress),
         tell=tell,
         aggregation=aggregation,
         exchanges=halves,
@@ -162,6 +165,7 @@ def build_site(
         family=parts.task.kind.family or Site.family,
         ledger=spent,
         budget=parts.budget_of(config),
+        exchange=getattr(torch, config.exchange),
         records=None if spent is None else trainer.budget(spent, derive(config.seed, "records", name)),
     )
 
@@ -182,7 +186,13 @@ def _spent(config: RunConfig, home: Path | None, of: str = "") -> SpentFile:
 
 
 def _look(
-    config: RunConfig, parts: Parts, site: str, own: SiteConfig | None, min_count: int | None, device: torch.device
+    config: RunConfig,
+    parts: Parts,
+    site: str,
+    own: SiteConfig | None,
+    min_count: int | None,
+    device: torch.device,
+    progress: Callable[[str], None],
 ) -> tuple[list[Finding], SiteData | None]:
     """What preflight finds in the data of the task's ``site``, and the data on ``device`` where they can be used."""
     if config.evaluation:
@@ -194,7 +204,16 @@ def _look(
             if n < least:
                 text = f"{n} examples, at least {least} are needed: {parts.trainer.few}"
                 return [Finding("error", "few_examples", "train", n, text), *found], None
-    return found, data.on(device) if data is not None else None
+    if data is None:
+        return found, None
+    plain = type(parts.trainer).site_data is Trainer.site_data and not parts.selector.pools
+    data = data.on(device)
+    if config.tune == "head" and plain:
+        cache: Any = importlib.import_module(FEATURES)
+        folder = cache.Folder(Path(own.features), own.features_gb * 1e9) if own and own.features else None
+        network = placed(parts.network, device)
+        data = cache.featured(data, network, config.tune_views, derive(config.seed, "views", site), folder, progress)
+    return found, data
 
 
 def _execution(own: SiteConfig | None, training: Training, place: int) -> Execution:

@@ -4,8 +4,10 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from fairflare.aggregators.base import SPREAD, Bounds, Rule
@@ -15,6 +17,7 @@ from fairflare.core.findings import accepted_codes
 from fairflare.core.registry import Method
 from fairflare.core.settings import Given, Owners, owned, owner_of
 from fairflare.core.types import Round, Training
+from fairflare.data.inputs import VECTORS
 from fairflare.data.tensors import LABEL
 from fairflare.data.tensors import NONE as UNGROUPED
 from fairflare.engine.checks import NO_CHOICE
@@ -24,6 +27,7 @@ from fairflare.engine.setup.run_config import LEVELS, RUN_KEYS, USUAL_LEVEL, Run
 from fairflare.engine.setup.site_parts import without_weights
 from fairflare.engine.setup.tasks import known
 from fairflare.engine.setup.weights import named
+from fairflare.networks.own import HUGGING_FACE, is_own
 from fairflare.participation import Selector
 from fairflare.privacy.schemes import LEAST, NONE
 from fairflare.tasks.base import Preset, Task
@@ -134,13 +138,26 @@ def _data_and_training(
             even for what the sites' tables have in common.
     """
     options, trained = (owners.values(owner, found) for owner in ("task", "train"))
+    reader: Any
     usual = dataclasses.asdict(cls.presets[preset].training)
     if not issubclass(cls, OwnData) or planned is None:
         return tasks.load(cls.name, preset, **options), part(Training, usual | trained), {}
+    if not is_own(model := str(options.get("model", ""))) and (Path(model) / "config.json").is_file():
+        reader = importlib.import_module(HUGGING_FACE)
+        known = registry.parameters(cls)
+        own = {key: value for key, value in reader.options_of(Path(model)).items() if key in known}
+        options |= {key: value for key, value in own.items() if key == "model" or key not in options}
     from fairflare.engine.setup.plans import NOTHING, plan_for  # and with it what reads images and tables
+    from fairflare.tasks.kinds.own import root_of
     from fairflare.tasks.own.tabular import Tabular
     from fairflare.tasks.planning import AGAIN
 
+    if options.get("vectors") and options.get("datalists") and not options.get("encoder"):
+        root, links = root_of(Path(str(options["datalists"])))
+        sites = str(options.get("site_names", "")).split(",")
+        reader = importlib.import_module(VECTORS)
+        options["encoder"] = reader.common_encoder(root, str(options["vectors"]), sites, links)
+    planned = planned and options.get("pooling") != "attention"  # nobody has measured what suits bags
     agree = issubclass(cls, Tabular) or "outcome_scale" in registry.parameters(cls)
     learned = plan_for(cls.name, options) if planned or agree else NOTHING
     chosen = learned if planned else NOTHING

@@ -104,6 +104,10 @@ def _check_tuning(config: RunConfig, trainer: Trainer) -> None:
             "tune", not trainer.sums_only, f"all with trainer {config.trainer}, which trains no network", config.tune
         )
         expected("stacked", not config.stacked, "false with tune", config.stacked)
+    expected("tune_views", not config.tune_views or config.tune == "head", "0 without tune=head", config.tune_views)
+    plain = config.secure_sum == NONE and not (trainer.sums_only or config.stacked or config.task == "script")
+    short = "float32 with secure sums, exact regressions, stacked runs and scripts"
+    expected("exchange", plain or config.exchange == "float32", short, config.exchange)
     if config.body == "site":
         expected("init_from", bool(config.init_from), "the weights that sites have, with body=site", "none")
     if config.tune != "lora":

@@ -135,7 +135,9 @@ def local_sites(
     pooling = parts.selector.select(training, Round(1, 1), config.seed, 1) if parts.selector.pools else ()
     for name in names:
         own = folder / SITES / f"{name}{SUFFIX}"
-        site = build_site(config, parts, name, memory=own, tell=partial(tell, name), credentials=credentials)
+        more: dict[str, Any] = {"tell": partial(tell, name), "credentials": credentials}
+        far: Callable[[str], None] = partial(lambda of, text: on_site(f"{of}: {text}"), name)
+        site = build_site(config, parts, name, memory=own, progress=far, **more)
         if name in pooling:
             site.look = partial(_pooled, site.look, parts, [known[n] for n in training if n != name])
         site.look = partial(announced, name, site.look)
@@ -189,7 +191,7 @@ def starts_anew(config: RunConfig, parts: Parts) -> bool:
     steps = (training.local_steps, training.fewest_steps, training.most_steps)
     keeps = training.keep_optimizer or any(number is not None for number in steps)
     keeps |= any(type(probe).remember is not Probe.remember for probe in parts.probes)
-    keeps |= config.secure_sum != NONE or config.best_by != NO_CHOICE
+    keeps |= config.exchange != "float32" or config.secure_sum != NONE or config.best_by != NO_CHOICE
     return plain and trainer.is_shared and not keeps
 
 

@@ -58,10 +58,15 @@ class Plan:
         return {"format": FORMAT, "kind": self.kind, "settings": rows, "cautions": list(self.cautions)}
 
     def values(self, owner: str, given: Collection[str]) -> dict[str, Any]:
-        """Own name -> value of an owner's settings, without those that ``given`` names or leaves without a meaning."""
-        off = {name for key in given for name in (key, *(BESIDE.get(key, ()) if key != READ_BY else ()))}
-        own = [one for one in self.choices if owner_of(one.setting) == owner and one.setting not in OF_TABLES]
-        return {name: one.value for one in own if (name := bare(one.setting)) not in off}
+        """Own name -> value of an owner's settings, without those that ``given`` names or leaves without a meaning.
+
+        A value of the mapping ``given`` that is the plan's own leaves every other setting its meaning.
+        """
+        own = {bare(one.setting): one.value for one in self.choices if owner_of(one.setting) == owner}
+        others = [key for key in given if not isinstance(given, Mapping) or given[key] != own.get(key)]
+        off = {*given, *(name for key in others if key != READ_BY for name in BESIDE.get(key, ()))}
+        off |= {*map(bare, OF_TABLES)}
+        return {name: value for name, value in own.items() if name not in off}
 
     def agreed(self, options: Mapping[str, Any]) -> dict[str, str]:
         """What a table's sites have to have in common: levels where ``options`` have none, scaling unless they say it.

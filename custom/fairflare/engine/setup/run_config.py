@@ -111,7 +111,10 @@ class RunConfig:
         tune_alpha: their outputs are multiplied with this over r; 0: with 1.
         tune_layers: names of layers, or their ends, with commas, that get adapters; "": all convolutions or, in a
             network without, all linear layers.
+        tune_views: with "head": how many augmented views of each training image go through the body, once; 0: images
+            that are augmented go through it in every step.
         body: where sites have the frozen weights from: "job", which brings them, or "site", whose own file names them.
+        exchange: numbers of an update that train; of 16 bits what rounding leaves is added to the site's next update.
         evaluation: True trains nothing: every site evaluates the initial model on all that it has labelled.
         fold: "F/K/D": every site tests its patients of fold F of K and trains on the others, by the D-th deal, see
             ``tasks.folds``; "all": it trains on all of them and tests none; "": the task's own splits.
@@ -169,7 +172,9 @@ class RunConfig:
     tune_rank: Annotated[int, Range(1, 1024)] = 8
     tune_alpha: Annotated[float, Range(0, 1e6)] = 0.0
     tune_layers: Annotated[str, Text(most=4096)] = ""
+    tune_views: Annotated[int, Range(0, 1000)] = 0
     body: Literal["job", "site"] = "job"
+    exchange: Literal["float32", "bfloat16", "float16"] = "float32"
     evaluation: bool = False
     fold: Annotated[str, Text(pattern=r"(all|\d{1,2}/\d{1,2}/\d{1,4})?", words="a fold as 0/5/0")] = ""
     decision: dict[str, Any] = dataclasses.field(default_factory=dict)
@@ -296,10 +301,12 @@ LATER = {
 }
 LATER |= {"after_settings": {}}
 LATER_IN_TRAINING: Mapping[str, Any] = {"local_steps": None, "fewest_steps": None, "most_steps": None, "horizon": None}
+TABLES = ("tabular", "regression", "multilabel", "ordinal", "survival")
 LATER_IN_OPTIONS: Mapping[str, Mapping[str, Any]] = {
     "heart": {"reference": False, "scaling": "centre"},
     "classification": {"window": "percentiles"},
     "segmentation": {"window": "percentiles"},
+    **dict.fromkeys(TABLES, {"vectors": "", "encoder": "", "pooling": "mean"}),
 }
 """Keys, settings of training and, by task, options that came after format 2, with what holds where a file does not name
 them: they are then not written either, so that a run which was begun without them keeps its hash."""

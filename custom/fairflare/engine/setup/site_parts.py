@@ -36,6 +36,8 @@ FOLDS = "fairflare.tasks.folds"
 """What deals patients into folds: by a name that no reader of imports follows, as few runs need it."""
 TUNING = "fairflare.engine.setup.tuning"
 """What freezes a network's body: likewise."""
+FEATURES = "fairflare.engine.setup.feature_cache"
+"""What runs a frozen body once per image: likewise."""
 Begin = Callable[[nn.Module, Trainer], "Origin | None"]
 
 

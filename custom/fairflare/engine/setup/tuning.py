@@ -36,7 +36,7 @@ NORMALISATIONS = (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm, nn
 CONVOLUTIONS = (nn.Conv2d, nn.Conv3d)
 ADAPTER = "default"
 """The name that ``peft`` gives the one adapter of a layer."""
-BODY, LOADS = "body", "_load_from_state_dict"
+BODY, LOADS = "_fairflare_body", "_load_from_state_dict"
 """Attributes: of a network its frozen modules; of a module what torch calls to load its own entries."""
 
 
@@ -136,11 +136,15 @@ def _adapt(network: nn.Module, config: RunConfig, head: str) -> Iterator[str]:
 
 
 def _adaptable(network: nn.Module, head: str) -> Iterator[str]:
-    """Layers that can have adapters: the convolutions where there are any, else the linear ones, but not the last.
+    """Layers that can have adapters: convolutions or linear ones, which have more numbers here, but not the last.
 
     Torch's attention reads its own projection's weight, past an adapter.
     """
-    kinds = CONVOLUTIONS if any(isinstance(module, CONVOLUTIONS) for module in network.modules()) else (nn.Linear,)
+    held: dict[Any, int] = {}
+    for kind in (CONVOLUTIONS, (nn.Linear,)):
+        weights = [module.weight for module in network.modules() if isinstance(module, kind)]
+        held[kind] = sum(weight.numel() for weight in weights if isinstance(weight, Tensor))
+    kinds = max(held, key=held.__getitem__)  # of equals the convolutions
     inside = {id(m.out_proj) for m in network.modules() if isinstance(m, nn.MultiheadAttention)}
     for name, module in network.named_modules():
         if (

@@ -31,6 +31,7 @@ from fairflare.engine.pickled import read_pickled
 VARIABLE = "FAIRFLARE_INIT_FROM"
 BUNDLE = Path("models", "model.pt")
 """Where a MONAI bundle keeps its weights."""
+HUGGING_FACE = "model.safetensors"
 INSIDE = ("state_dict", "model_state_dict", "model", "network", "net", "weights")
 """Where checkpoints keep a state dict."""
 WRAPPERS = ("module.", "_orig_mod.", "model.", "network.", "net.", "backbone.")
@@ -137,7 +138,10 @@ def start_from(sha256: str, network: nn.Module, local: Collection[str]) -> Origi
         UserError: no entry fits.
     """
     own = {name: value for name, value in network.state_dict().items() if name not in local}
-    given = unwrapped(tensors_of(sha256), own)
+    given = tensors_of(sha256)
+    library: Any = getattr(network, "network", network)
+    given = library.entries_of(given) if hasattr(library, "entries_of") else given
+    given = unwrapped(given, own)
     fits = {name for name in own if name in given and _fits(own[name], given[name])}
     if not any(own[name].is_floating_point() for name in fits):
         names = f"{_some(sorted(given))}; the network has {_some(list(own))}"
@@ -159,8 +163,10 @@ def start_from(sha256: str, network: nn.Module, local: Collection[str]) -> Origi
 def unwrapped(given: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> StateDict:
     """``given`` under the names that most of ``own`` have: wrappers add one to all of them, as "module."."""
     best, most = dict(given), -1
-    for prefix in _prefixes(given):
-        names = {key.removeprefix(prefix): value for key, value in given.items()}
+    homes = {key.partition(".")[0] for key in own}  # a body alone may lack the name that it has in the network
+    ways = [("", prefix) for prefix in _prefixes(given)] + [(f"{home}.", "") for home in sorted(homes)]
+    for before, prefix in ways:
+        names = {before + key.removeprefix(prefix): value for key, value in given.items()}
         score = sum(name in own and _fits(own[name], value) for name, value in names.items())
         if score > most:
             best, most = names, score
@@ -179,6 +185,13 @@ def source_of(path: Path) -> Path:
         return (path / files.MODEL).resolve()
     if files.is_file(path / BUNDLE):
         return (path / BUNDLE).resolve()
+    if (path / "config.json").is_file() and not files.is_file(path / files.AUDIT):  # Hugging Face's
+        found = [one.name for one in sorted(path.iterdir()) if one.suffix in (files.SUFFIX, ".bin", ".pt", ".h5")]
+        if found != [HUGGING_FACE]:
+            raise UserError(
+                f"init_from: {path.name}: expected {HUGGING_FACE}, not pickled nor in parts, got {_some(found)}"
+            )
+        return (path / HUGGING_FACE).resolve()
     raise UserError(f"init_from: {path.name}: expected a run's folder or a MONAI bundle ({BUNDLE.as_posix()} in it)")
 
 

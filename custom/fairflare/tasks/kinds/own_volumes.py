@@ -10,7 +10,7 @@ from typing import Any
 
 from fairflare.core.errors import UserError
 from fairflare.core.validation import Names
-from fairflare.data.readers.datalist import Source
+from fairflare.data.readers.datalist import MOST_CONTRASTS, Source
 from fairflare.data.readers.stored import FILE, ends_of
 from fairflare.data.readers.volumes import LONGEST, SHORTEST, VolumeData, VolumeReader, looked_at
 from fairflare.data.tensors import TensorData
@@ -34,6 +34,7 @@ class OwnVolumes(OwnFiles):
         shape: voxels along these axes, 16..512 each; volumes are cut or filled up around their centre.
         window: what values are scaled by: "CENTRE,WIDTH" in the files' own units (Hounsfield units for CT), or
             "percentiles" (of each volume); empty: -1000 to 1000 for Hounsfield units, else percentiles.
+        channels: the number of contrasts of a volume, 1 to 8, each scaled by itself.
     """
 
     volumes = True
@@ -47,6 +48,7 @@ class OwnVolumes(OwnFiles):
     mean: str = ""
     std: str = ""
     window: str = ""
+    channels: int = 1
     build_data: str = ""
     model: str = ""
     norm: str = ""
@@ -62,7 +64,7 @@ class OwnVolumes(OwnFiles):
         return three("shape", self.shape, int, FEWEST, MOST)
 
     def reader(self) -> VolumeReader:
-        return VolumeReader(self.edges, self.voxels, window=self.window)
+        return VolumeReader(self.edges, self.voxels, window=self.window, channels=self.channels)
 
     def made(self, **splits: Any) -> TensorData:
         return VolumeData(**splits)
@@ -74,6 +76,7 @@ class OwnVolumes(OwnFiles):
         self._check_own(fewest)
         n = math.prod(self.voxels)
         expect("shape", n <= MOST_VOXELS, f"at most {MOST_VOXELS} voxels", f"{self.shape}, {n}")
+        expect("channels", 1 <= self.channels <= MOST_CONTRASTS, f"1 to {MOST_CONTRASTS}", self.channels)
         expect("spacing", bool(self.edges), "three numbers", self.spacing)
         expect("window", self.window != FILE, "CENTRE,WIDTH or percentiles for volumes", self.window)
         ends_of(self.window)  # raises where it cannot be read

@@ -26,7 +26,7 @@ from fairflare.data.readers.volumes import read as read_volume
 from fairflare.data.site_config import SiteConfig
 from fairflare.data.tensors import TensorData
 from fairflare.networks import own as own_network
-from fairflare.networks.volumes import Windowed
+from fairflare.networks import volumes as volume_networks
 from fairflare.tasks.base import Preset, Task
 from fairflare.tasks.bundle_parts import built, named, pipeline, read, steps
 from fairflare.tasks.kind import Baseline
@@ -208,7 +208,8 @@ class BundleTask(OwnData):
 
     def __post_init__(self) -> None:
         self._check_own(fewest=1 if self.masks else 2)
-        own_network.check_model(self.model, ())
+        if self.model != type(self).model:  # the default needs no look, which would import MONAI to list tasks
+            own_network.check_model(self.model, ())
         expect("model", own_network.class_path(self.model).startswith("monai."), "a network of MONAI's", self.model)
         named("loss", read("loss", self.loss, dict), "loss")
         named("inferer", read("inferer", self.inferer, dict), "inferer")
@@ -253,7 +254,9 @@ class BundleTask(OwnData):
             return network
         built("inferer", read("inferer", self.inferer, dict), "inferer")  # raises where the arguments do not fit
         roi = given["roi_size"] if isinstance(given["roi_size"], list) else [given["roi_size"]] * (len(edges))
-        return Windowed(network, roi, float(given.get("overlap", 0.25)), str(given.get("mode", "constant")))
+        return volume_networks.Windowed(
+            network, roi, float(given.get("overlap", 0.25)), str(given.get("mode", "constant"))
+        )
 
     def read(self, own: SiteConfig) -> TensorData:
         root = Path(own.data_root)
@@ -319,14 +322,14 @@ class BundleVolumeClassification(BundleTask):
 class BundleMasks(Segmentation):
     """Masks of images that may differ in shape, for which no constant mask is an answer."""
 
-    def baseline(self, task: Task, data: SiteData) -> Baseline | None:  # type: ignore[override]
+    def baseline(self, task: Task, data: SiteData) -> Baseline | None:  # type: ignore[override]  # no answer is one
         return None
 
 
 class BundleVolumeMasks(VolumeMasks):
     """The same of volumes."""
 
-    def baseline(self, task: Task, data: SiteData) -> Baseline | None:  # type: ignore[override]
+    def baseline(self, task: Task, data: SiteData) -> Baseline | None:  # type: ignore[override]  # no answer is one
         return None
 
 

@@ -8,7 +8,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -19,14 +19,16 @@ from fairflare.core.seeds import derive
 from fairflare.core.types import Training
 from fairflare.core.validation import Names, Text, shown, some
 from fairflare.data import table_columns
-from fairflare.data.inputs import Scaling, TableInputs
-from fairflare.data.readers.datalist import PATIENTS, patients_of
+from fairflare.data.inputs import NAME, Encoder, Pooling, Scaling, TableInputs, Vectors, names
+from fairflare.data.readers.datalist import PATIENTS, identities_of, patients_of
+from fairflare.data.readers.files import FileSplit
 from fairflare.data.readers.table_features import check_cells
 from fairflare.data.readers.tables import MISSING, SUFFIXES, read_table
 from fairflare.data.site_config import SiteConfig
 from fairflare.data.table_columns import Column, TableFingerprint, by_range, features_of, open_levels
 from fairflare.data.tensors import Split, TensorData
 from fairflare.networks import own as own_network
+from fairflare.networks.builtin import Attended
 from fairflare.tasks.base import OPEN_SPLIT, Preset, expect
 from fairflare.tasks.kinds.own import OwnData, OwnGrades
 
@@ -73,6 +75,12 @@ class Tabular(OwnData):
         build_data: "module.function" that builds a site's data in place of a table, see ``tasks.kinds.own``; its
             inputs then have as many numbers as ``features`` has names.
         model: "mlp" (64 hidden units), "linear", or a class of yours as {"class_path": "my_net.Net", "args": {...}}.
+        vectors: a folder of features that an encoder has computed, see ``data.readers.vectors``; they are joined to the
+            table's rows by the column patient_id, patient, slide_id or id. Empty: none.
+        encoder: what made them, "NAME:NUMBERS:SHA256"; every site's must be this one. A run fills it in where the
+            sites' files are on its machine.
+        pooling: what a bag of several vectors becomes: their "mean", the "max" of each number, or a sum whose weights
+            are learned ("attention").
         split_by: how rows are drawn for a split. "order": as many as the fractions say, by their place in the table;
             "row": each by its own cells, so that one row more or less moves no other to another split.
         data_seed: of the split; >= 0.
@@ -104,12 +112,21 @@ class Tabular(OwnData):
     val_fraction: float = 0.15
     build_data: str = ""
     model: str = "mlp"
+    vectors: Annotated[str, Text(pattern=f"({NAME.pattern})?", words="a folder's name")] = ""
+    encoder: str = ""
+    pooling: Pooling = "mean"
     split_by: Literal["order", "row"] = "order"
     data_seed: int = 2024
 
     def __post_init__(self) -> None:
         self._check_own(self.fewest)
         own_network.check_model(self.model, ("mlp", "linear", "regression"))
+        expect("vectors", bool(self.vectors) or not self.encoder, "a folder of features beside encoder", self.vectors)
+        if self.attends:
+            known = self.model != "regression"
+            expect(
+                "pooling", bool(self.vectors) and known, "mean or max for model=regression or no vectors", self.pooling
+            )
         for key in ("test_fraction", "val_fraction"):
             expect(key, 0 < getattr(self, key) <= 0.5, "a number in (0, 0.5]", getattr(self, key))
         expect("data_seed", self.data_seed >= 0, "at least 0", self.data_seed)
@@ -123,32 +140,40 @@ class Tabular(OwnData):
         if scaling:
             object.__setattr__(self, "scaling", table_columns.as_scaling(scaling))
 
+    @property
+    def attends(self) -> bool:
+        """Whether an example is a whole bag."""
+        return self.pooling == "attention"
+
     def network(self) -> nn.Module:
-        expect("features", bool(self._features()), "columns of the table, separated by commas", self.features)
         inputs = self.table_inputs()
         n = len(self._features()) if inputs is None else len(inputs.numbers) + len(inputs.plain)
+        n += Encoder.of(self.encoder).width if self.attends else 0
+        expect("features", n > 0, "columns of the table, separated by commas", self.features)
         outputs, options = self.kind.head(self.classes)
-        return own_network.build(self.model, (n,), (outputs,), **options)
+        network = own_network.build(self.model, (n,), (outputs,), **options)
+        return Attended(n, network) if self.attends else network
 
     def read(self, own: SiteConfig) -> TensorData:
-        expect("features", bool(self._features()), "columns of the table, separated by commas", self.features)
         table, columns, rows, labels = self._table(own)
         prepared = self._inputs()
         numbers, plain = prepared.features(table.name, columns)
         scaling = prepared.fixed or scaled_by(numbers[rows["train"]])
         inputs = torch.cat((scaling(numbers), torch.from_numpy(plain)), dim=1)
-        whose = patients_of(columns)
-        splits = {
-            name: Split(
-                inputs[index],
-                labels[index],
-                {a: [columns[a][i] for i in index] for a in self.attributes},
-                None if whose is None else whose[index],
-            )
-            for name, index in rows.items()
-        }
+        whose, identities = patients_of(columns), identities_of(columns, own.patient_key)
+        bags, splits = prepared.bags(own, columns, inputs, labels), dict[str, Split | FileSplit]()
+        for name, index in rows.items():
+            about = {a: [columns[a][i] for i in index] for a in self.attributes}
+            owners = None if whose is None else whose[index]
+            if bags is None:
+                known = None if identities is None else identities[index]
+                splits[name] = Split(inputs[index], labels[index], about, owners, known)
+            else:
+                told = labels[index] if self.kind.has_classes else labels[:0]
+                threads = own.num_workers
+                splits[name] = FileSplit(index.tolist(), bags, told, about, 0.0, threads, patients=owners)
         data = TensorData.of(splits, n_classes=self.kind.n_classes(self.classes))
-        data.scaling, data.conversion = scaling, own.conversion
+        data.scaling, data.conversion, data.keyed = scaling, own.conversion, bool(own.patient_key)
         return data
 
     def table_inputs(self) -> TableInputs | None:
@@ -171,9 +196,10 @@ class Tabular(OwnData):
         if min_count is None:
             return len(train), None
         names, known = self._features(), self._read_columns()
-        needed = {name: [columns[name][i] for i in train] for name in self._needed() if name in columns}
+        texts = {name: [columns[name][i] for i in train] for name in self._needed() if name in columns}
+        needed = texts | {name: cells[train] for name, cells in columns.items() if isinstance(cells, np.ndarray)}
         found = table_columns.table_fingerprint(
-            table.name, needed, names, known, GAPS, min_count, sums_only=own.secure_sum
+            table.name, needed, names, known, GAPS, min_count, sums_only=own.secure_sum, said=own.dates
         )
         return len(train), found
 
@@ -181,7 +207,7 @@ class Tabular(OwnData):
         table = Path(own.data_root) / own.datalist
         if not table.is_file():
             return 0
-        found = converted(read_table(table), table, own, self._gaps())
+        found = converted(read_table(table), table, own, self._gaps(), self._lists())
         there = {*self.outcome_columns} <= {*found.columns}
         return self.kind.known(found, self.outcome_columns).count(False) if there else 0
 
@@ -201,7 +227,9 @@ class Tabular(OwnData):
         return (OPEN_SPLIT,)
 
     def _features(self) -> list[str]:
-        return table_columns.names_of(self.features)
+        """Columns of the table, and the numbers of its vectors where each row has one."""
+        own = table_columns.names_of(self.features)
+        return own if self.attends or not self.vectors else own + names(self.vectors, Encoder.of(self.encoder).width)
 
     def _read_columns(self) -> dict[str, Column]:
         return table_columns.read_columns(self.columns, self._features())
@@ -212,7 +240,7 @@ class Tabular(OwnData):
 
     def _needed(self) -> tuple[str, ...]:
         since = [one.since for one in self._read_columns().values() if one.since]
-        return tuple(dict.fromkeys((*self._features(), *since)))
+        return tuple(dict.fromkeys((*table_columns.names_of(self.features), *since)))
 
     def _inputs(self) -> TableInputs:
         columns = self._read_columns()
@@ -231,10 +259,11 @@ class Tabular(OwnData):
             known={**attributes, **levels, **both},
             gaps=self._gaps(),
             attributes=lambda columns: {name: list(columns[name]) for name in attributes if name in columns},
+            vectors=Vectors(self.vectors, self.encoder, self.pooling) if self.vectors else None,
             fixed=by_range(numbers) if not self.scaling else table_columns.read_scaling(self.scaling, len(numbers)),
         )
 
-    def _table(self, own: SiteConfig) -> tuple[Path, dict[str, list[str]], dict[str, np.ndarray], Tensor]:
+    def _table(self, own: SiteConfig) -> tuple[Path, dict[str, Any], dict[str, np.ndarray], Tensor]:
         """The file, its labelled rows' cells, the row numbers of each split, and the labels."""
         table = Path(own.data_root) / own.datalist
         if not table.is_file():
@@ -242,8 +271,8 @@ class Tabular(OwnData):
         columns = self._columns(table, own)
         return table, columns, self._rows(table.name, columns), self._targets(table.name, columns)
 
-    def _columns(self, path: Path, own: SiteConfig) -> dict[str, list[str]]:
-        table = converted(read_table(path), path, own, self._gaps())
+    def _columns(self, path: Path, own: SiteConfig) -> dict[str, Any]:
+        table = converted(read_table(path), path, own, self._gaps(), self._lists())
         for name in self.named:
             if name not in table.columns:
                 known = some([name[:100] for name in table.columns], 12)
@@ -252,7 +281,12 @@ class Tabular(OwnData):
         if len(table) < FEWEST:
             text = f"table {path.name}: expected at least {FEWEST} rows with a label, got {len(table)}"
             raise DataError("few_examples", text)
-        return {name: list(table[name]) for name in table.columns}
+        columns: dict[str, Any] = {name: list(table[name]) for name in table.columns}
+        return self._inputs().joined(own, columns) if self.vectors else columns
+
+    def _lists(self) -> dict[str, str]:
+        """Column -> what stands between the codes of a cell."""
+        return {name: one.separator for name, one in self._read_columns().items() if one.separator}
 
     def _gaps(self) -> tuple[str, ...]:
         """What stands for a missing value, see ``table_features.gaps_of``."""
@@ -301,11 +335,15 @@ class Tabular(OwnData):
         return torch.tensor([place[cell] for cell in cells], dtype=torch.int64)
 
 
-def converted(table: pandas.DataFrame, path: Path, own: SiteConfig, gaps: Sequence[str]) -> pandas.DataFrame:
+def converted(
+    table: pandas.DataFrame, path: Path, own: SiteConfig, gaps: Sequence[str], lists: Mapping[str, str]
+) -> pandas.DataFrame:
     """``table`` in the federation's units and words; raises DataError where the site's file names another column."""
     known = some([*table.columns], 12)
-    if lacking := own.convert(table, gaps):
-        text = f"table {path.name}: scale, shift, recode: expected a column among {known}, got {shown(lacking[0])}"
+    if lacking := own.convert(table, gaps, lists):
+        text = (
+            f"table {path.name}: {', '.join(own.conversion)}: expected a column among {known}, got {shown(lacking[0])}"
+        )
         raise DataError("column", text)
     return table
 

@@ -48,4 +48,4 @@ class VolumeClassification(OwnVolumes):
         own_network.check_model(self.model, ("small-densenet3d", "densenet121-3d"))
 
     def network(self) -> nn.Module:
-        return volumes.classifier(self.model, self.voxels, len(self.classes), self.norm)
+        return volumes.classifier(self.model, self.voxels, len(self.classes), self.norm, self.channels)

@@ -75,11 +75,11 @@ class VolumeSegmentation(OwnVolumes):
         return three("patch", self.patch, int, FEWEST, MOST)
 
     def network(self) -> nn.Module:
-        return volumes.segmenter(self.model, self.window_shape, len(self.classes), self.norm)
+        return volumes.segmenter(self.model, self.window_shape, len(self.classes), self.norm, self.channels)
 
     def reader(self) -> VolumeReader:
         values = structure_values(self.mask_values, self.classes)
-        return VolumeReader(self.edges, self.voxels, *values, self.window)
+        return VolumeReader(self.edges, self.voxels, *values, self.window, self.channels)
 
     def made(self, **splits: Any) -> TensorData:
         return VolumeData(patch=self.window_shape, patches=self.patches, **splits)
