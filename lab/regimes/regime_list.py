@@ -133,9 +133,10 @@ AVERAGES = {
 
 def replayed(words: str, label: str = "regime-replayed", after: str = METHOD, **more: Any) -> dict[str, Arm]:
     """Fixed weights and the placebo of a method."""
+    label += "," if ":" in label else ":"
     return {
-        FIXED: Arm(f"{label}:run={{run}}", f"{words} of its last round, held fixed", after=after, **more),
-        PLACEBO: Arm(f"{label}:run={{run}},deal={{seed}}", f"placebo: {words} at other names", after=after, **more),
+        FIXED: Arm(f"{label}run={{run}}", f"{words} of its last round, held fixed", after=after, **more),
+        PLACEBO: Arm(f"{label}run={{run}},deal={{seed}}", f"placebo: {words} at other names", after=after, **more),
     }
 
 
