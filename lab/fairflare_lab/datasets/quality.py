@@ -13,7 +13,7 @@ import re
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 from PIL import Image
@@ -24,9 +24,8 @@ from fairflare.core.seeds import derive
 from fairflare.core.types import Training
 from fairflare.data.readers.datalist import Item
 from fairflare.data.readers.pictures import Reader
-from fairflare.datasets.partition import SMALLEST_SITE
 from fairflare.tasks.base import SPLIT, Preset, site_index
-from fairflare_lab.datasets.on_disk import Arrays, ImagesOnDisk
+from fairflare_lab.datasets.on_disk import ImagesOnDisk
 from fairflare_lab.datasets.poor_images import MOTION_ANGLES, RADIUS, PoorSites, gaussian_noise, motion_blur
 
 
@@ -90,50 +89,6 @@ def read_rows(path: Path, columns: Sequence[str]) -> list[dict[str, str]]:
     return [dict(zip(header, map(str.strip, row))) for row in rows]
 
 
-def read_partition(path: Path, n_sites: int, n_rows: int) -> list[np.ndarray]:
-    """Each site's rows from a dictionary {0..K-1: row numbers} that NumPy has pickled; nothing else in it is made.
-
-    Raises:
-        DataError: it is no such dictionary, does not hold every row once, or leaves a site too few.
-    """
-    try:
-        found = _pickled(path)
-        parts = [np.array(list(found[k]), dtype=np.int64) for k in range(n_sites)]
-    except Exception as error:  # unpickling raises whatever the file makes it
-        expected = f"expected a dictionary of the rows of {n_sites} sites"
-        raise DataError("entry", f"{path.name}: {expected} ({type(error).__name__})") from None
-    if len(found) != n_sites or not np.array_equal(np.sort(np.concatenate(parts)), np.arange(n_rows)):
-        raise DataError("entry", f"{path.name}: expected each of {n_rows} rows once, at {n_sites} sites")
-    fewest = min(map(len, parts))
-    if fewest < SMALLEST_SITE:
-        raise DataError("few_examples", f"{path.name}: expected at least {SMALLEST_SITE} rows a site, got {fewest}")
-    return parts
-
-
-def _pickled(path: Path) -> dict[int, Any]:
-    """What ``np.save`` made of a dictionary; only sets, arrays and numbers are looked up: a job may ask for it."""
-    with path.open("rb") as file:
-        version = np.lib.format.read_magic(file)
-        header = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-        shape, _, dtype = header(file)
-        if shape != () or not dtype.hasobject:
-            raise ValueError("no dictionary")
-        return _Rows(file).load().item()
-
-
-class _Rows(Arrays):
-    """Sets of numbers, in the one object array that holds the dictionary."""
-
-    FUNCTIONS: tuple[str, ...] = (*Arrays.FUNCTIONS, "multiarray.scalar")
-
-    def find_class(self, module: str, name: str) -> Any:
-        """As for an array of numbers, and sets, ranges and the type of objects, of which the dictionary is one."""
-        plain = {"set": set, "range": range, "xrange": range}
-        if module in ("builtins", "__builtin__") and name in plain:
-            return plain[name]
-        return np.dtype if (module, name) == ("numpy", "dtype") else super().find_class(module, name)
-
-
 SITES_SEED = 2024
 """Of the split over sites; the papers'."""
 NOISE_SEED = 0
@@ -169,8 +124,6 @@ class QualityShift(PoorSites, ImagesOnDisk):
 
     Args:
         corruption: "noise" (Gaussian, the folders ``gaussian*``) or "motion" (blur, the folders ``motion*``).
-        partition: "rule" computes the split over sites; "file" reads it from the authors' ``dict_users_*.npy``, which
-            unpickles: such a file can run any code, so take it only from where you trust.
         limit: the most images of a split, and of a shared test set, at least 2; None: all.
         data_seed: of the order and of what a site sets aside, 0..2**32-1.
     """
@@ -183,7 +136,6 @@ class QualityShift(PoorSites, ImagesOnDisk):
 
     n_sites: int = 20
     corrupted: int = 4
-    partition: Literal["rule", "file"] = "rule"
     size: int = 64
     limit: int | None = None
 
@@ -292,11 +244,6 @@ class QualityShift(PoorSites, ImagesOnDisk):
         return [{}] * len(ids), np.arange(len(ids))
 
     def _members(self, root: Path, table: Table) -> list[np.ndarray]:
-        if self.partition == "file":
-            name = f"dict_users_noniid_dir{float(self.alpha)}_CorruptedNum{self.corrupted}.npy"
-            places = [root / self.folder / name, root / self.folder / "partitions" / name]
-            path = self.needed(next((p for p in places if p.exists()), places[0]))
-            return read_partition(path, self.n_sites, len(table.ids))
         sites = self.dealt(table.labels, SITES_SEED)
         return [np.flatnonzero(sites == k) for k in range(self.n_sites)]
 
@@ -376,7 +323,6 @@ class Isic2019(QualityShift):
         test/clean/<id>.jpg
         test/motion_1/<id>.jpg          ... to motion_5; optional
         ISIC_2019_Training_Metadata.csv                 optional: sex, age and lesion of each image
-        dict_users_noniid_dir1.0_CorruptedNum4.npy      for partition=file
 """
     folder = "ISIC2019_20"
     suffix = ".jpg"
@@ -435,7 +381,6 @@ class RsnaIch(QualityShift):
         train/gaussian3_16_4_dir1.0/    <id>.png of the corrupted sites; severity 3, 16 clean sites, 4 corrupted
         test/clean/<id>.png
         test/gaussian_1/<id>.png        ... to gaussian_5; optional
-        dict_users_noniid_dir1.0_CorruptedNum4.npy      for partition=file
 """
     folder = "ICH_20"
     suffix = ".png"

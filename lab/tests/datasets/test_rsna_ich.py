@@ -17,7 +17,7 @@ from fairflare.core.findings import CODES
 from fairflare.engine.setup.tasks import load
 from fairflare.tasks.base import DATA_FOLDER
 from fairflare_lab.datasets import poor_images, quality
-from fairflare_lab.datasets.quality import RsnaIch, read_partition
+from fairflare_lab.datasets.quality import RsnaIch
 from golden import folder as golden_folder
 from quality_tree import open_rgb, picture, write_table, write_tree
 
@@ -141,71 +141,6 @@ def test_no_test_slice_is_at_a_site(copy):
     assert error.value.code in CODES
 
 
-@pytest.mark.parametrize("place", ["", "partitions"])
-def test_the_authors_partition_on_request(copy, place):
-    """Their file is a pickled dictionary; the default does not open it."""
-    path = copy / "ICH_20" / place / "dict_users_noniid_dir20.0_CorruptedNum1.npy"
-    path.parent.mkdir(exist_ok=True)
-    rows = np.random.default_rng(0).permutation(sum(COUNTS))
-    np.save(path, {k: list(part) for k, part in enumerate(np.split(rows, (30, 90, 140)))})
-    by_rule, by_file = RsnaIch(**TINY), RsnaIch(**TINY, partition="file")
-    ids = np.array(by_rule.table(copy, "train").ids)
-    for k, part in enumerate(np.split(rows, (30, 90, 140)), start=1):
-        items = by_file.items(copy, f"site-{k}")
-        assert {i.image.stem for split in ALL for i in items[split]} == set(ids[part])
-    path.write_bytes(b"no pickle")
-    by_rule.items(copy, "site-1")
-    with pytest.raises(DataError, match="CorruptedNum1.npy: expected a dictionary of the rows of 4 sites"):
-        by_file.items(copy, "site-1")
-    path.unlink()
-    with pytest.raises(MissingData, match="dict_users_noniid_dir20.0_CorruptedNum1.npy"):
-        by_file.items(copy, "site-1")
-
-
-@each(
-    "content, message",
-    [
-        ([1, 2], "expected a dictionary of the rows of 2 sites"),
-        ({0: range(30)}, r"expected a dictionary of the rows of 2 sites \(KeyError"),
-        ({0: range(30), 1: range(30, 59)}, "expected each of 60 rows once, at 2 sites"),
-        ({0: range(31), 1: range(30, 60)}, "expected each of 60 rows once, at 2 sites"),
-        ({0: range(30), 1: range(30, 60), 2: []}, "expected each of 60 rows once, at 2 sites"),
-        ({0: range(50), 1: range(50, 60)}, "expected at least 24 rows a site, got 10"),
-    ],
-)
-def test_partitions_that_do_not_fit(content, message, tmp_path):
-    np.save(tmp_path / "p.npy", content, allow_pickle=True)
-    with pytest.raises(DataError, match=message) as error:
-        read_partition(tmp_path / "p.npy", 2, 60)
-    assert error.value.code in CODES and "\n" not in str(error.value)
-
-
-class Touches:
-    """Makes a file where it is unpickled."""
-
-    def __init__(self, path):
-        self.path = str(path)
-
-    def __reduce__(self):
-        return open, (self.path, "w")
-
-
-def test_a_partition_runs_no_code(tmp_path):
-    """A job may ask for ``partition=file``: what the site's file holds is looked up, never run."""
-    rows = {0: Touches(tmp_path / "marker"), 1: list(range(30, 60))}
-    with (tmp_path / "p.npy").open("wb") as file:
-        np.save(file, np.array(rows, dtype=object), allow_pickle=True)
-    with pytest.raises(DataError, match="UnpicklingError"):
-        read_partition(tmp_path / "p.npy", 2, 60)
-    assert not (tmp_path / "marker").exists()
-
-
-@pytest.mark.parametrize("rows", [set, np.array, lambda r: [np.int64(v) for v in r]])
-def test_partitions_of_sets_and_arrays(rows, tmp_path):
-    np.save(tmp_path / "p.npy", {0: rows(list(range(30))), 1: rows(list(range(30, 60)))}, allow_pickle=True)
-    assert [len(part) for part in read_partition(tmp_path / "p.npy", 2, 60)] == [30, 30]
-
-
 @pytest.mark.parametrize("gone", ["ICH_20/train.csv", "ICH_20/test.csv", "ICH_20/train/clean", "ICH_20/test/clean"])
 def test_what_is_missing_is_named_with_the_expected_tree(copy, gone):
     path = copy / gone
@@ -308,7 +243,6 @@ BAD = [
     ({"severity": 0}, "severity: expected 1..5, got 0"),
     ({"alpha": 0}, "alpha: expected a number above 0, got 0"),
     ({"corruption": "fog"}, "corruption: expected one of noise, motion, got 'fog'"),
-    ({"partition": "mine"}, "partition: expected one of rule, file, got 'mine'"),
     ({"size": 16}, "size: expected 32..512, got 16"),
     ({"limit": 1}, "limit: expected at least 2, or none, got 1"),
     ({"pretrained_weights": "w.pth"}, "pretrained_weights: expected none unless model=resnet18"),
