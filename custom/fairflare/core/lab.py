@@ -12,8 +12,9 @@ _METHODS = (
     "shapfed silobn"
 )
 _TASKS = (
-    "brain-seg brain-seg3d covid-brazil ctg digits digits5 fundus fundus-phantom isic2019 office-caltech "
-    "ich-phantom prostate rsna-ich seer-prostate support support2-stay support2-survival tcga-brca"
+    "brain-seg brain-seg3d covid-brazil ctg digits digits5 fundus fundus-phantom ham10000 "
+    "ham10000-malignant ham10000-masks ich-phantom isic2019 office-caltech prostate rsna-ich "
+    "seer-prostate support support2-stay support2-survival tcga-brca"
 )
 METHODS, TASKS = frozenset(_METHODS.split()), frozenset(_TASKS.split())
 WHERE = "is part of fairflare-lab, which is not installed: pip install 'fairflare[lab]'"

@@ -22,7 +22,7 @@ Json = dict[str, Any]
 LABELS = {"U": "using minus own", "J": "joining minus own", "D": "joining minus using"}
 COLOURS = {"U": BLUE, "J": GREEN, "D": ORANGE}
 MAX_DRAWN = 40
-TEXTS = Path(__file__).parent / "sheet_texts"
+TEXTS, CHECKLISTS = (Path(__file__).parent / name for name in ("sheet_texts", "checklists"))
 LANGUAGES = ("en", "de", "fr", "es")
 
 
@@ -66,7 +66,7 @@ def checklist(found: Mapping[str, Any]) -> str:
     import yaml
     from markupsafe import Markup
 
-    items: list[Json] = yaml.safe_load((TEXTS.parent / "tripod_cluster.yaml").read_text(encoding="utf-8"))
+    items: list[Json] = yaml.safe_load((CHECKLISTS / "tripod_cluster.yaml").read_text(encoding="utf-8"))
     read = {name: one for name, one in found["sites"].items() if "estimands" in one}
     about = {"found": {"secure": False, "components": 0, **found}, "read": read}
     templates = environment((("ends", _written),))

@@ -98,7 +98,7 @@ def broken_files(tmp_path, image, mask, affine):
         "shape": (Item(good, write(tmp_path / "less.nii", mask[:-1], affine)), "shape", "39x36x30"),
         "moved": (Item(good, write(tmp_path / "moved.nii", mask, other)), "shape", "lies elsewhere"),
         "values": (Item(good, write(tmp_path / "seven.nii", mask * 7, affine)), "mask_values", "got 7"),
-        "slice": (Item(Frame(good, 3), own), "entry", "got a slice"),
+        "slice": (Item(Frame(good, 3), own), "entry", "slice"),
     }  # fmt: skip
 
 
