@@ -18,7 +18,7 @@ PACKAGES = {
     "api": 880,
     "cli": 3_350,
     "client": 70,
-    "core": 4_250,
+    "core": 4_260,
     "data": 4_200,
     "datasets": 1_020,
     "decision": 2_220,
@@ -42,7 +42,7 @@ PACKAGES = {
 """Package or module of ``custom/fairflare`` -> the most lines that its Python files may have."""
 FOLDERS = {
     "custom": (71_720, 35_670),
-    "tests": (61_950, None),
+    "tests": (61_960, None),
     "lab/fairflare_lab": (14_160, None),
     "lab/tests": (10_890, None),
 }

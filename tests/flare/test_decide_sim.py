@@ -8,7 +8,9 @@ import json
 import pytest
 
 from fairflare.core.errors import RunFailed
+from fairflare.decision import decide
 from fairflare.decision.sums import Plan
+from fairflare.engine.exchanges import decide as exchange
 from fairflare.studies.join import Question, measure, measure_by_job
 from own_folder import write_tables
 
@@ -53,6 +55,9 @@ def question_on(folder, sites=SITES):
 
 
 def with_plugin(monkeypatch, tmp_path, text):
+    """What the plugin changes is changed in this process, too, until the test ends."""
+    for owner, name in ((decide.Site, "terms"), (exchange.DecideAtServer, "run")):
+        monkeypatch.setattr(owner, name, getattr(owner, name))
     (tmp_path / "attack.py").write_text(text)
     monkeypatch.setenv("FAIRFLARE_PLUGINS", str(tmp_path / "attack.py"))
 
