@@ -49,7 +49,6 @@ ELSEWHERE = {
     r"FAIRFLARE_PLUGINS=\S+ pytest tests/laws": "tests/unit/test_plugin.py",
     r"fairflare join .*--env sim": "tests/flare/test_decide_sim.py",
     r"fairflare run .*--set vectors=": "tests/unit/test_features.py",
-    r"python docs/results/decision_tables.py": "tests/unit/test_decide.py",
     r"python job.py": "tests/flare/test_stock_recipe.py",
     r"nvflare (provision|system shutdown client) ": "tests/flare/test_deploy_life.py",
     r"fairflare (run fedism-plus --data tables|run --continue) ": "tests/flare/test_deploy_life.py",
