@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tables of three public data sets for ``fairflare join decide``, a file per site with a column "patient".
 
-    python docs/results/decision_tables.py ptbxl|tcga|ham10000 DATA OUT
+    python docs/decision_tables.py ptbxl|tcga|ham10000 DATA OUT
 
 *ptbxl*: log power of 12 leads in five bands, log amplitudes, age and sex; abnormal or not; by recording site.
 *tcga*: TCGA-BRCA by region; death within three years, without those whose follow-up is shorter. Regions of fewer than
