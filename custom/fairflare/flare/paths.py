@@ -44,7 +44,7 @@ SUBMITTER = ".submitter"
 """File in a server's folder of a federation: who submitted the job that began it. It is not handed over."""
 LONGEST_LINE = 1 << 26
 """Bytes of an audit log's first line."""
-OPTIONS = ("columns", "scaling")
+OPTIONS = ("columns", "scaling", "loss", "inferer", "transforms", "train_transforms")
 """Of a task's options those that may be JSON; a network's class has a form that FLARE leaves alone."""
 CODES = {"%": "%25", "{": "%7B", "}": "%7D"}
 TEXTS = {code: text for text, code in CODES.items()}
@@ -183,8 +183,8 @@ def hand_over(folder: Path, run_dir: Path) -> None:
 def escaped(content: Mapping[str, Any]) -> dict[str, Any]:
     """A ``RunConfig`` as JSON, as a job carries it.
 
-    FLARE would take braces for variables of its own. A table's columns and scaling are JSON: their braces stand as
-    "%7B" and "%7D", and "%" as "%25".
+    FLARE would take braces for variables of its own. Columns, scaling and a bundle's parts are JSON: their braces
+    stand as "%7B" and "%7D", and "%" as "%25".
     """
     return _changed(content, re.compile(r"[%{}]"), CODES)
 
