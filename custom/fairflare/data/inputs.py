@@ -123,7 +123,7 @@ def names(folder: str, width: int) -> list[str]:
 class Vectors:
     """An encoder's features beside a table: in which folder of the data root, of which encoder, and what bags become.
 
-    ``encoder`` is as ``readers.vectors.Encoder`` is written.
+    ``encoder`` is as ``Encoder`` is written.
     """
 
     folder: str

@@ -35,7 +35,7 @@ from fairflare.tasks.kinds.masks import SMALL
 from fairflare.tasks.kinds.own_images import image_data
 from fairflare_lab.datasets import on_disk
 from fairflare_lab.datasets.domains import IMAGENET
-from fairflare_lab.datasets.on_disk import LARGEST_SHARE, ImagesOnDisk, MasksOnDisk, OnDisk, complete, dealt
+from fairflare_lab.datasets.on_disk import ImagesOnDisk, MasksOnDisk, OnDisk, check_split, complete, dealt
 from fairflare_lab.datasets.poor_images import MOTION_ANGLES, gaussian_noise, motion_blur
 
 FOLDER = "ham10000"
@@ -183,13 +183,9 @@ class Ham10000(OfFourSources, ImagesOnDisk):
         expect_choices(self)
         expect("size", 32 <= self.size <= 512, "32..512", self.size)
         expect("severity", self.severity in range(1, 6), "1..5", self.severity)
-        for key in ("val_fraction", "test_fraction"):
-            expect(
-                key, 0 < getattr(self, key) <= LARGEST_SHARE, f"a number in (0, {LARGEST_SHARE}]", getattr(self, key)
-            )
+        check_split(self)
         known = not self.poor or set(self.poor.split("+")) <= SITES.keys()
         expect("poor", known, f"of {', '.join(SITES)}, with + between them", self.poor)
-        expect("data_seed", 0 <= self.data_seed < 2**32, "0..2**32-1", self.data_seed)
 
     def network(self) -> nn.Module:
         return networks.build(self.model, len(self.mean), len(self.classes))

@@ -140,6 +140,14 @@ LARGEST_SHARE = 0.4
 """Of a site's images in its validation or test split."""
 
 
+def check_split(options: Any) -> None:
+    """Raise UserError unless ``val_fraction``, ``test_fraction`` and ``data_seed`` are in their ranges."""
+    for key in ("val_fraction", "test_fraction"):
+        share = getattr(options, key)
+        expect(key, 0 < share <= LARGEST_SHARE, f"a number in (0, {LARGEST_SHARE}]", share)
+    expect("data_seed", 0 <= options.data_seed < 2**32, "0..2**32-1", options.data_seed)
+
+
 @dataclass(frozen=True)
 class MasksOnDisk(ImagesOnDisk):
     """Segmentation of a published data set; a concrete task says which images and masks are whose.
@@ -172,10 +180,7 @@ class MasksOnDisk(ImagesOnDisk):
         expect_choices(self)
         expect("size", 32 <= self.size <= 1024 and self.size % 16 == 0, "a multiple of 16 in 32..1024", self.size)
         own_network.check_model(self.model, ("small-unet", "unet"))
-        for key in ("val_fraction", "test_fraction"):
-            share = getattr(self, key)
-            expect(key, 0 < share <= LARGEST_SHARE, f"a number in (0, {LARGEST_SHARE}]", share)
-        expect("data_seed", 0 <= self.data_seed < 2**32, "0..2**32-1", self.data_seed)
+        check_split(self)
 
     def drawn(self) -> tuple[str, ...]:
         return (OPEN_SPLIT,)
