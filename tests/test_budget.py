@@ -43,8 +43,8 @@ PACKAGES = {
 FOLDERS = {
     "custom": (71_720, 35_670),
     "tests": (61_960, None),
-    "lab/fairflare_lab": (14_160, None),
-    "lab/tests": (10_890, None),
+    "lab/fairflare_lab": (14_190, None),
+    "lab/tests": (10_930, None),
 }
 """Folder -> the most lines, and the most lines of statements, of its Python files."""
 

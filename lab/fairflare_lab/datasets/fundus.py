@@ -1,12 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """Where are the optic disc and its cup? Retina photographs of several cameras, which the user brings.
 
-The four domains of DoFE (Wang et al., IEEE TMI 2020), also used by FedDG and Fed-LWR, as downloaded:
+layout=dofe: the four domains of DoFE (Wang et al., IEEE TMI 2020), also used by FedDG and Fed-LWR, as downloaded:
 
     Fundus/Domain1/train/ROIs/image/*.png
     Fundus/Domain1/train/ROIs/mask/*.png    the same file names
     Fundus/Domain1/test/ROIs/image/ mask/   likewise
     Fundus/Domain2/ Domain3/ Domain4/       likewise
+
+layout=sites: a folder per site, named in the option site_names:
+
+    Fundus/<site>/image/*.png, *.jpg
+    Fundus/<site>/mask/*.png                the same names, ending in .png
 """
 
 from __future__ import annotations
@@ -14,6 +19,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from fairflare.core.errors import DataError
 from fairflare.core.seeds import derive
@@ -38,11 +44,13 @@ DOMAINS = {
 class Fundus(MasksOnDisk):
     """Segmentation of disc (cup included) and cup around the optic nerve head.
 
-    The options are those of ``MasksOnDisk`` and the one below. The test images are the data set's own, and
-    ``val_fraction`` is a share of its training images. An image counts as a patient of its own: the files do not say
-    whose second eye one shows. Folders of other sites are data of your own: the task ``segmentation``.
+    The options are those of ``MasksOnDisk`` and those below. With layout=dofe the test images are the data set's own
+    and ``val_fraction`` is a share of its training images; with layout=sites both fractions are shares of a site's
+    images. An image counts as a patient of its own: the files do not say whose second eye one shows.
 
     Args:
+        layout: which files there are, see above.
+        site_names: folders of layout=sites, separated by commas, at least two.
         mask_values: structure -> pixel values in the masks; a value that is not named is an error.
     """
 
@@ -61,15 +69,30 @@ class Fundus(MasksOnDisk):
     }
     channels = 3
 
+    layout: Literal["dofe", "sites"] = "dofe"
+    site_names: str = ""
     mask_values: str = "disc=128|0; cup=0; background=255"
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        names = self._names()
+        if self.layout == "sites":
+            expect("site_names", len(set(names)) == len(names) >= 2, "at least two different folders", self.site_names)
+            for name in names:
+                safe = name not in ("", ".", "..") and not set(name) & set("/\\")
+                expect("site_names", safe, f"names of folders in {FOLDER}", self.site_names)
+        else:
+            expect("site_names", not self.site_names, "none with layout=dofe", self.site_names)
         expect("mask_values", bool(self.mask_values), "values of disc and cup", self.mask_values)
         self.reader()
 
     def sites(self) -> dict[str, str]:
-        return dict(DOMAINS)
+        if self.layout == "dofe":
+            return dict(DOMAINS)
+        return dict.fromkeys(self._names(), "a folder of photographs")
+
+    def _names(self) -> list[str]:
+        return [name.strip() for name in self.site_names.split(",")]
 
     def domains(self) -> dict[str, str]:
         return {site: site for site in self.sites()}
@@ -80,6 +103,10 @@ class Fundus(MasksOnDisk):
 
     def items(self, root: Path, site: str) -> Mapping[str, Sequence[Item]]:
         seed, folder = derive(self.data_seed, self.name, site), root / FOLDER / site
+        if self.layout == "sites":
+            pairs = self._pairs(root, folder)
+            drawn = dealt(pairs, self.val_fraction, self.test_fraction, seed)
+            return complete(site, {split: [pairs[name] for name in names] for split, names in drawn.items()})
         pairs, test = (self._pairs(root, folder / part / "ROIs") for part in ("train", "test"))
         drawn = dealt(pairs, self.val_fraction, 0.0, seed)
         found = {split: [pairs[name] for name in drawn[split]] for split in ("train", "val")}

@@ -18,6 +18,7 @@ from fairflare.tasks.kinds.masks import PAPER
 from fairflare_lab.datasets.fundus import DOMAINS, Fundus
 
 N_TRAIN, N_TEST = 10, 4
+SITES = ("ORIGA", "BinRushed", "Magrabia")
 
 
 def call(capsys, *arguments):
@@ -57,6 +58,16 @@ def dofe(tmp_path_factory):
     return root
 
 
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    root = tmp_path_factory.mktemp("sites")
+    for k, site in enumerate(SITES):
+        write(
+            root / "Fundus" / site, [f"{i:03d}" for i in range(15)], np.random.default_rng(k), ".jpg" if k else ".png"
+        )
+    return root
+
+
 def names(task, root, site):
     return {split: [i.image.stem for i in part] for split, part in task.items(root, site).items()}
 
@@ -64,6 +75,7 @@ def names(task, root, site):
 def test_sites_are_known_without_files(monkeypatch):
     monkeypatch.delenv("FAIRFLARE_DATA", raising=False)
     assert load("fundus").sites() == DOMAINS and list(DOMAINS) == ["Domain1", "Domain2", "Domain3", "Domain4"]
+    assert list(Fundus(layout="sites", site_names="ORIGA, BinRushed").sites()) == ["ORIGA", "BinRushed"]
     with pytest.raises(UserError, match="task fundus: name the folder of its data in FAIRFLARE_DATA"):
         load("fundus").check_data()
 
@@ -78,6 +90,16 @@ def test_validation_is_a_seeded_share_of_the_training_images(dofe):
             assert all(i.image.stem == i.label.stem and domain in i.label.parts for i in part)
     assert len({str(names(Fundus(data_seed=s), dofe, "Domain1")) for s in range(5)}) > 1
     assert len(names(Fundus(val_fraction=0.4), dofe, "Domain2")["val"]) == 4
+
+
+def test_folders_of_ones_own_are_split_with_a_seed(folders):
+    task = Fundus(layout="sites", site_names=",".join(SITES))
+    for site in SITES:
+        found = names(task, folders, site)
+        assert {split: len(part) for split, part in found.items()} == {"train": 9, "val": 3, "test": 3}
+        assert sorted(sum(found.values(), [])) == [f"{i:03d}" for i in range(15)]
+        assert found == names(Fundus(layout="sites", site_names="ORIGA,BinRushed,Magrabia", size=96), folders, site)
+    assert len({str(names(task, folders, site)) for site in SITES}) > 1
 
 
 def test_the_disc_includes_the_cup(dofe):
@@ -96,17 +118,19 @@ def test_the_disc_includes_the_cup(dofe):
     assert torch.equal(exact, torch.from_numpy(np.stack([stored != 255, stored == 0])[:, 4:36, 4:36]).to(torch.uint8))
 
 
-def test_other_mask_values(dofe, tmp_path):
-    shutil.copytree(dofe / "Fundus" / "Domain1", tmp_path / "Fundus" / "Domain1")
-    for path in (tmp_path / "Fundus" / "Domain1").glob("*/ROIs/mask/*.png"):
-        stored = np.asarray(Image.open(path).convert("L"))
+def test_other_mask_values(folders, tmp_path):
+    shutil.copytree(folders / "Fundus" / "ORIGA", tmp_path / "Fundus" / "a")
+    for path in (tmp_path / "Fundus" / "a" / "mask").glob("*.png"):
+        stored = np.asarray(Image.open(path))
         Image.fromarray(np.select([stored == 0, stored == 128], [2, 1]).astype(np.uint8)).save(path)
+    shutil.copytree(tmp_path / "Fundus" / "a", tmp_path / "Fundus" / "b")
+    options = {"layout": "sites", "site_names": "a,b"}
     own = SiteConfig(data_root=str(tmp_path))
-    good = load("fundus", mask_values="disc=1|2; cup=2").local_data("Domain1", own)
+    good = load("fundus", **options, mask_values="disc=1|2; cup=2").local_data("a", own)
     disc, cup = next(good.fixed("train", 9)).targets.unbind(1)
     assert 0 < cup.sum() < disc.sum() < disc.numel() / 2
-    with pytest.raises(DataError, match=r"mask \w+.png: expected pixel values \[0, 128, 255\], got 1, 2$") as caught:
-        next(load("fundus").local_data("Domain1", own).fixed("train", 9))
+    with pytest.raises(DataError, match=r"mask \d+.png: expected pixel values \[0, 128, 255\], got 1, 2$") as caught:
+        next(load("fundus", **options).local_data("a", own).fixed("train", 9))
     assert caught.value.code == "mask_values"
 
 
@@ -116,7 +140,7 @@ def test_a_site_needs_its_own_files_only(dofe, tmp_path):
     assert load("fundus").local_data("Domain3", own).size("train") == 8
     with pytest.raises(MissingData, match="no such file or folder: .*Fundus/Domain1/train/ROIs/image; ") as caught:
         load("fundus").local_data("Domain1", own)
-    assert "    Fundus/Domain1/train/ROIs/image/*.png" in caught.value.tree
+    assert "    Fundus/Domain1/train/ROIs/image/*.png" in caught.value.tree and "Fundus/<site>" in caught.value.tree
 
 
 def broken_folders(rois):
@@ -151,7 +175,20 @@ def test_broken_folders_are_named_in_one_line(k, dofe, tmp_path):
     assert "\n" not in str(caught.value)
 
 
+def test_too_few_images(tmp_path):
+    for site in "ab":
+        write(tmp_path / "Fundus" / site, ["1", "2", "3"], np.random.default_rng(0))
+    with pytest.raises(DataError, match="a: training: expected at least 2 images, got 1"):
+        Fundus(layout="sites", site_names="a,b").items(tmp_path, "a")
+
+
 BAD = [
+    ({"layout": "riga"}, "layout: expected one of dofe, sites, got 'riga'"),
+    ({"layout": "sites"}, "site_names: expected at least two different folders, got ''"),
+    ({"layout": "sites", "site_names": "a,a"}, "site_names: expected at least two different folders, got 'a,a'"),
+    ({"layout": "sites", "site_names": "a,../b"}, "site_names: expected names of folders in Fundus, got 'a,../b'"),
+    ({"layout": "sites", "site_names": "a,.."}, "site_names: expected names of folders in Fundus"),
+    ({"site_names": "a,b"}, "site_names: expected none with layout=dofe, got 'a,b'"),
     ({"mask_values": ""}, "mask_values: expected values of disc and cup, got ''"),
     ({"mask_values": "disc=1"}, "mask_values: expected values of disc, cup, got 'disc=1'"),
     ({"mask_values": "disc=x; cup=0"}, "mask_values: expected NAME=NUMBER"),
