@@ -205,7 +205,6 @@ def test_networks_that_a_job_may_name(site, monkeypatch):
     "change, text",
     [
         (in_options(datalists="/hospital/data"), "options: datalists: expected none"),
-        (in_options(pretrained_weights="/etc/passwd", model="resnet18", size=64), "pretrained_weights: expected none"),
         (in_options(build_data="fairflare.cli.main.main"), "which is this package's"),
         (in_options(build_data="../x.y"), "build_data: expected module.Name"),
         (in_options(unknown=1), "unknown key 'unknown'"),

@@ -285,7 +285,6 @@ def tasks_and_methods():
         'model={"class_path": "a", "x": 1}',
         'model={"class_path": "nosuch.Net"}',
         "build_data=nosuch",
-        "pretrained_weights=nosuch",
         "norm=x",
         "augment=perhaps",
     ):

@@ -28,7 +28,7 @@ from fairflare.engine.files import INITIAL
 from fairflare.engine.setup.assembly import site_names
 from fairflare.engine.setup.config import RunConfig
 from fairflare.engine.setup.config_checks import refuse_pooling
-from fairflare.engine.setup.parts import without_folders, without_weights
+from fairflare.engine.setup.parts import without_folders
 from fairflare.engine.setup.weights import keep
 from fairflare.flare.compat import (
     ask_for_no_model,
@@ -270,8 +270,7 @@ def _make_job(config: RunConfig, name: str, simulation: bool, preinstalled: bool
     job.comp_ids = {"persistor_id": PERSISTOR}  # where FLARE's evaluation helpers look
     if writer := metrics_writer():
         job.to_server(writer, id="metrics_artifact_writer")
-    for_sites = {**content, "options": without_weights(content["options"])}
-    job.to_clients(FairExecutor(for_sites), tasks=tasks_of(config))
+    job.to_clients(FairExecutor(content), tasks=tasks_of(config))
     egress = EgressFilter()
     for task in tasks_of(
         config

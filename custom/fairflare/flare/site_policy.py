@@ -366,10 +366,9 @@ def check_config(content: Mapping[str, Any], policy: Policy, homes: list[Path], 
     known = {"format", *JSON_NAMES}
     expect("config", set(content) <= known, f"keys among {', '.join(sorted(known))}", sorted(set(content) - known))
     config = RunConfig.from_json(unescaped(content))
-    options = config.options
-    for key in ("datalists", "pretrained_weights"):
-        expect(f"options: {key}", not options.get(key), "none, for no job names a path at a site", "one")
-    for key, name in _names(options):
+    named = config.options.get("datalists")
+    expect("options: datalists", not named, "none, for no job names a path at a site", "one")
+    for key, name in _names(config.options):
         _check_home(key, name, policy, homes)
     policy = after_spending(policy, state, config) if state else policy
     policy.check(config)

@@ -7,7 +7,6 @@ import math
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Literal
 
 import torch
@@ -52,12 +51,10 @@ def small_cnn(in_channels: int, classes: int, norm: Norm = "group") -> nn.Sequen
     return nn.Sequential(layers)
 
 
-def resnet18(in_channels: int, classes: int, pretrained_weights: str | None = None, norm: Norm = "batch") -> nn.Module:
+def resnet18(in_channels: int, classes: int, norm: Norm = "batch") -> nn.Module:
     """ResNet-18 (He et al., CVPR 2016, arXiv:1512.03385) with torchvision's layout and names, built by MONAI.
 
     Args:
-        pretrained_weights: path of a state dict with torchvision's names, e.g. ``resnet18-f37072fd.pth`` (ImageNet, 3
-            channels); its last layer is left out when it has another number of classes. None: random initialisation.
         norm: "batch" is the paper's; "instance" takes images of more than 32 pixels, "group" any.
     """
     from monai.networks.nets import resnet18 as build_resnet18
@@ -70,10 +67,7 @@ def resnet18(in_channels: int, classes: int, pretrained_weights: str | None = No
         conv1_t_stride=2,
         bias_downsample=False,
     )
-    network = _normalised_by(network, norm)
-    if pretrained_weights is not None:
-        _load_pretrained(network, pretrained_weights)
-    return network
+    return _normalised_by(network, norm)
 
 
 def resnet10(in_channels: int, classes: int, norm: Norm = "batch") -> nn.Module:
@@ -292,8 +286,7 @@ def build(name: str, *args: int, **kwargs: object) -> nn.Module:
     network = NETWORKS[name](*args, **kwargs)
     if isinstance(cuts, int) and cuts:
         network, kwargs["cuts"] = Ordered(network, cuts), cuts
-    options = {key: value for key, value in kwargs.items() if key != "pretrained_weights"}
-    network.made_of = {"name": name, "sizes": list(args), "options": options}  # type: ignore[assignment]  # a plain attribute, which no state dict holds
+    network.made_of = {"name": name, "sizes": list(args), "options": kwargs}  # type: ignore[assignment]  # a plain attribute, which no state dict holds
     return network
 
 
@@ -317,32 +310,6 @@ def _normalised_by(network: nn.Module, norm: Norm) -> nn.Module:
             parent, _, child = name.rpartition(".")
             setattr(network.get_submodule(parent), child, NORMALISATIONS[norm](module.num_features))
     return network
-
-
-def _load_pretrained(network: nn.Module, path: str) -> None:
-    file = Path(path).name  # hospital folders stay out of messages
-    if not Path(path).is_file():
-        raise UserError(f"pretrained_weights: no such file: {file}")
-    try:
-        state = torch.load(path, map_location="cpu", weights_only=True)
-        state = {str(key): tensor for key, tensor in state.items() if isinstance(tensor, torch.Tensor)}
-    except Exception as problem:
-        raise UserError(f"pretrained_weights: {file} is not a state dict ({type(problem).__name__})") from None
-    own = network.state_dict()
-    if "fc.weight" in state and state["fc.weight"].shape[0] != own["fc.weight"].shape[0]:
-        state = {key: tensor for key, tensor in state.items() if not key.startswith("fc.")}
-    _check_fit(own, state, file)
-    network.load_state_dict(state, strict=False)
-
-
-def _check_fit(own: dict[str, torch.Tensor], state: dict[str, torch.Tensor], file: str) -> None:
-    missing = [k for k in own if k not in state and not k.startswith("fc.") and not k.endswith("num_batches_tracked")]
-    unknown = [k for k in state if k not in own]
-    other = [k for k in state if k in own and state[k].shape != own[k].shape]
-    for problem, keys in (("lacks", missing), ("has the unknown", unknown), ("has another shape of", other)):
-        if keys:
-            more = f" and {len(keys) - 1} more" if len(keys) > 1 else ""
-            raise UserError(f"pretrained_weights: {file} does not fit resnet18: it {problem} {keys[0]}{more}")
 
 
 WITHIN = 0.5

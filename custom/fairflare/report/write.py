@@ -119,7 +119,7 @@ def _described(config: dict[str, Any]) -> dict[str, Any]:
 def _without_paths(described: dict[str, Any]) -> dict[str, Any]:
     """The configuration with file names in place of paths: reports are passed on."""
     options = described.get("options") or {}
-    names = {key: Path(options[key]).name for key in ("pretrained_weights", "datalists") if options.get(key)}
+    names = {"datalists": Path(options["datalists"]).name} if options.get("datalists") else {}
     return {**described, "options": options | names}
 
 

@@ -32,7 +32,7 @@ from fairflare.core.imports import module_files, reached
 from fairflare.core.lab import CACHE
 from fairflare.data.tensors import Split
 
-NOT_RENDERED = ("model", "norm", "augment", "pretrained_weights")
+NOT_RENDERED = ("model", "norm", "augment")
 """Options that choose what happens to images after they are rendered."""
 LIBRARIES = (
     "mlxtend", "monai", "nibabel", "nilearn", "numpy", "pillow", "scikit-image", "scikit-learn", "scipy", "torch",

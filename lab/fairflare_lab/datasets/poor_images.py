@@ -51,7 +51,6 @@ class PoorSites(Task):
         alpha: concentration > 0 of the Dirichlet label skew.
         size: pixels along an edge, 32..512; the papers' images have 224.
         model: "small-cnn", "small-cnn-bn" (BatchNorm) or "resnet18".
-        pretrained_weights: path of ImageNet weights for "resnet18"; None starts from random ones.
         augment: random rotation, shift and flip of training images.
         data_seed: 0..2**32-1; the papers' partitions use 2024.
     """
@@ -64,7 +63,6 @@ class PoorSites(Task):
     alpha: float = 1.0
     size: int = 48
     model: Literal["small-cnn", "small-cnn-bn", "resnet18"] = "small-cnn"
-    pretrained_weights: str | None = None
     augment: bool = False
     data_seed: int = 2024
 
@@ -77,8 +75,6 @@ class PoorSites(Task):
         expect("alpha", 0 < self.alpha < math.inf, "a number above 0", self.alpha)
         expect("size", 32 <= self.size <= 512, "32..512", self.size)
         expect("data_seed", 0 <= self.data_seed < 2**32, "0..2**32-1", self.data_seed)
-        if self.pretrained_weights is not None:
-            expect("pretrained_weights", self.model == "resnet18", "none unless model=resnet18", self.model)
 
     def sites(self) -> dict[str, str]:
         poor = f"{self.corruption}, severity {self.severity}"
@@ -90,8 +86,7 @@ class PoorSites(Task):
         return redrawn(labels, self.n_sites, self.alpha, seed, corrupted=self.corrupted)
 
     def built(self, channels: int) -> nn.Module:
-        options = {"pretrained_weights": self.pretrained_weights} if self.model == "resnet18" else {}
-        return networks.build(self.model, channels, len(self.classes), **options)
+        return networks.build(self.model, channels, len(self.classes))
 
     def table_sets(self) -> dict[str, str]:
         """The clean set and the one of the poor sites' own severity, as in FedISM+'s Tables II and III."""

@@ -113,10 +113,14 @@ def _description(task: ImagesOnDisk, root: Path, dest: Path) -> dict[str, Any]:
     expect("classes", tasks.load(kind, labels=labels, **options).classes == task.classes, "plain names", labels)
     pairs = [f"{key}={value}" for key, value in options.items()]
     words = ["fairflare", "run", "METHOD", "--datalists", dest.name, "--kind", kind, "--classes", labels]
-    own = {key: value for key, value in dataclasses.asdict(task).items() if key != "pretrained_weights"}
     command = shlex.join([*words, *(word for pair in pairs for word in ("--set", pair))])
     found = {"kind": kind, "classes": list(task.classes), "options": options, "run": command, "task": task.name}
-    return {**found, "task_options": own, "table_sets": task.table_sets(), "source": _source(task, root)}
+    return {
+        **found,
+        "task_options": dataclasses.asdict(task),
+        "table_sets": task.table_sets(),
+        "source": _source(task, root),
+    }
 
 
 def _source(task: ImagesOnDisk, root: Path) -> str:

@@ -103,7 +103,6 @@ BAD = [
     ({"size": 16}, "size: expected 32..512, got 16"),
     ({"corruption": "fog"}, "corruption: expected one of noise, motion, got 'fog'"),
     ({"model": "vgg"}, "model: expected one of small-cnn, .*resnet18, got 'vgg'"),
-    ({"pretrained_weights": "w.pth"}, "pretrained_weights: expected none unless model=resnet18"),
     ({"free_rider": 9}, "free_rider: expected 0..8, got 9"),
     ({"data_seed": -1}, "data_seed: expected 0.*got -1"),
 ]

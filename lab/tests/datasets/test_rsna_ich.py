@@ -245,7 +245,6 @@ BAD = [
     ({"corruption": "fog"}, "corruption: expected one of noise, motion, got 'fog'"),
     ({"size": 16}, "size: expected 32..512, got 16"),
     ({"limit": 1}, "limit: expected at least 2, or none, got 1"),
-    ({"pretrained_weights": "w.pth"}, "pretrained_weights: expected none unless model=resnet18"),
     ({"data_seed": -1}, "data_seed: expected 0.*got -1"),
 ]
 

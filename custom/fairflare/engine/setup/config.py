@@ -24,7 +24,6 @@ from fairflare.engine.checks import NO_CHOICE
 from fairflare.engine.setup import method_defaults, method_parts, tasks
 from fairflare.engine.setup.method_parts import PART_KEYS, MethodParts, part, step_class
 from fairflare.engine.setup.run_config import LEVELS, RUN_KEYS, USUAL_LEVEL, RunConfig, site_of_client
-from fairflare.engine.setup.site_parts import without_weights
 from fairflare.engine.setup.tasks import known
 from fairflare.engine.setup.weights import named
 from fairflare.networks.own import HUGGING_FACE, is_own
@@ -356,7 +355,7 @@ def evaluation_of(
     Raises:
         UserError: the task has no such groups, or the sites' names cannot be any.
     """
-    options = without_weights(config.options)
+    options = dict(config.options)
     own = issubclass(known(config.task), OwnData)
     if own:
         options |= {"datalists": datalists, "site_names": ",".join(sites)}

@@ -13,11 +13,11 @@ from fairflare.aggregators.bounded import bounded
 from fairflare.core.errors import UserError
 from fairflare.core.execution import default_device
 from fairflare.engine.setup.run_config import RunConfig
-from fairflare.engine.setup.site_parts import Parts, chosen_probes, site_parts, without_weights
+from fairflare.engine.setup.site_parts import Parts, chosen_probes, site_parts
 from fairflare.engine.setup.weights import Origin, start_from
 from fairflare.trainers.base import Trainer
 
-__all__ = ["Parts", "build_parts", "chosen_probes", "stacks_well", "without_folders", "without_weights"]
+__all__ = ["Parts", "build_parts", "chosen_probes", "stacks_well", "without_folders"]
 
 
 def build_parts(config: RunConfig, *, at_site: bool = False) -> Parts:

@@ -4,9 +4,9 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
@@ -142,7 +142,7 @@ def site_parts(config: RunConfig, begin: Begin | None = None) -> Parts:
     torch.set_num_threads(config.threads)
     user_code.check(config.code)
     method = registry.get_method(config.method)
-    task = tasks.load(config.task, config.preset, **(config.options if begin else without_weights(config.options)))
+    task = tasks.load(config.task, config.preset, **config.options)
     task = importlib.import_module(FOLDS).folded(task, config.fold) if config.fold else task
     made = config.components
     seed_everything(task.initial_seed(config.seed))
@@ -172,11 +172,6 @@ def site_parts(config: RunConfig, begin: Begin | None = None) -> Parts:
     if reason := made.trainer.unsuited(network):
         raise UserError(f"trainer {config.trainer or method.trainer}: {reason}")
     return parts
-
-
-def without_weights(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Task options without the path of a file on the server's machine."""
-    return {key: None if key == "pretrained_weights" else value for key, value in options.items()}
 
 
 def chosen_probes(rule: Rule, probes: Sequence[Probe], outline: Outline, trainer: Trainer) -> tuple[Probe, ...]:

@@ -23,7 +23,6 @@ class Classification(OwnImages):
     Args:
         model: "small-cnn", "resnet18", or a class of yours as {"class_path": "my_net.Net", "args": {...}}.
         norm: "group", "instance" or "batch" (the papers'); a class of yours has its own.
-        pretrained_weights: path of a state dict for resnet18, on the server's machine.
     """
 
     name = "classification"
@@ -45,20 +44,15 @@ class Classification(OwnImages):
 
     model: str = "small-cnn"
     norm: Literal["group", "instance", "batch"] = "group"
-    pretrained_weights: str | None = None
 
     def __post_init__(self) -> None:
         self._check_images(self.fewest)
         own_network.check_model(self.model, ("small-cnn", "resnet18"))
         if self.model == "resnet18":
             expect("size", self.size > 32, "above 32 for resnet18, whose last stage is then a single pixel", self.size)
-        if self.pretrained_weights is not None:
-            expect("pretrained_weights", self.model == "resnet18", "none unless model=resnet18", self.model)
 
     def network(self) -> nn.Module:
         shape, (outputs, options) = (self.channels, self.size, self.size), self.kind.head(self.classes)
-        if self.model == "resnet18":
-            options["pretrained_weights"] = self.pretrained_weights
         return own_network.build(self.model, shape, (outputs,), norm=self.norm, **options)
 
     def reader(self) -> Reader:
