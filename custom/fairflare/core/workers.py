@@ -229,15 +229,6 @@ def _run(
     for number in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, signal.SIG_DFL)
-    _end_with(parent)
-    for other in inherited:
-        other.close()
-    with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError, KeyboardInterrupt), ends_by_signal():
-        target(Channel(end), *arguments)
-
-
-def _end_with(parent: int) -> None:
-    """Have this process killed as soon as ``parent``, which started it, has ended."""
     if sys.platform == "linux":
         with contextlib.suppress(AttributeError, OSError):
             ctypes.CDLL(None).prctl(DIE_WITH_PARENT, int(signal.SIGKILL))
@@ -245,6 +236,10 @@ def _end_with(parent: int) -> None:
         os._exit(1)
     if sys.platform != "linux":
         threading.Thread(target=partial(_watch, parent), name="fairflare-parent", daemon=True).start()
+    for other in inherited:
+        other.close()
+    with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError, KeyboardInterrupt), ends_by_signal():
+        target(Channel(end), *arguments)
 
 
 def _watch(parent: int) -> None:

@@ -164,7 +164,10 @@ def read_site_config(path: Path) -> SiteConfig:
         found = SiteConfig(**content)
         own = {key: getattr(found, key) for key in ("weights", "features")}
         own = {key: str((path.parent / one).resolve()) for key, one in own.items() if one}
-        return dataclasses.replace(found, **own, data_root=_root(path, found))
+        home = (path.parent / found.data_root).resolve()
+        inside = (home / found.datalist).resolve().is_relative_to(home)
+        expected("datalist", inside or not found.data_root, "a path inside data_root", found.datalist)
+        return dataclasses.replace(found, **own, data_root=str(home) if found.data_root else "")
     except UserError as error:
         raise UserError(f"{where}: {error}") from None
     except (OSError, RuntimeError, ValueError) as error:  # links in a circle, names too long
@@ -184,14 +187,6 @@ def _content(path: Path, where: str) -> Any:
         return yaml.safe_load(text.decode("utf-8"))  # JSON is YAML too
     except (OSError, ValueError, yaml.YAMLError, RecursionError, TypeError, AttributeError) as error:
         raise UserError(f"{where}: expected {what} ({type(error).__name__})") from None
-
-
-def _root(path: Path, found: SiteConfig) -> str:
-    """The data root as an absolute path; UserError where the datalist leads out of it."""
-    home = (path.parent / found.data_root).resolve()
-    inside = (home / found.datalist).resolve().is_relative_to(home)
-    expected("datalist", inside or not found.data_root, "a path inside data_root", found.datalist)
-    return str(home) if found.data_root else ""
 
 
 def stricter(own: int | None, job: int | None) -> int | None:

@@ -215,7 +215,11 @@ def _entry_by_entry(update: Mapping[str, Any], form: Form) -> Measured:
     for key, like in form.entries.items():
         value = update[key]
         tensor = _tensor_of(key, value, like)
-        norms.append((kinds[key], _checked_size(key, tensor, like)))
+        if key.endswith(VARIANCE) and bool((like + tensor < ROUNDING).any()):
+            raise checks.Refused("variance", f"{key}: expected a difference that leaves the variance >= 0")
+        if not all_finite(tensor) or not all_finite(like + tensor):
+            raise checks.Refused("nonfinite", f"{key}: expected finite numbers, got NaN or infinity")
+        norms.append((kinds[key], norm_of(tensor)))
         held[key] = value if isinstance(value, Stored) else tensor
     return Measured(gathered(held, form.dtypes), hypots(norms))
 
@@ -240,15 +244,6 @@ def _check_form(key: str, shape: Sequence[int], dtype: torch.dtype, like: Tensor
         raise checks.Refused("shape", f"{key}: expected {tuple(like.shape)}, got {tuple(shape)}")
     if not dtype.is_floating_point:
         raise checks.Refused("dtype", f"{key}: expected {like.dtype}, got {dtype}")
-
-
-def _checked_size(key: str, tensor: Tensor, like: Tensor) -> float:
-    """``norms.norm_of`` the entry; raises Refused where the model plus the entry is not finite, or is no variance."""
-    if key.endswith(VARIANCE) and bool((like + tensor < ROUNDING).any()):
-        raise checks.Refused("variance", f"{key}: expected a difference that leaves the variance >= 0")
-    if not all_finite(tensor) or not all_finite(like + tensor):
-        raise checks.Refused("nonfinite", f"{key}: expected finite numbers, got NaN or infinity")
-    return norm_of(tensor)
 
 
 def _checked_tensors(value: Any, slots: Mapping[str, Slot]) -> dict[str, Mapping[str, Tensor]]:

@@ -28,7 +28,15 @@ def read_pickled(path: Path) -> Any:
         UserError: it is no such file, or what it holds would take far more memory than the file has bytes.
     """
     size = size_of(path)
-    _check_archive(path, size)
+    # ``torch.save`` compresses nothing: an archive that does could grow without bound when it is read.
+    try:
+        with zipfile.ZipFile(path) as archive:
+            members = archive.infolist()
+    except (Exception, MemoryError) as error:
+        raise UserError(f"{path.name}: expected tensors as torch.save writes them ({type(error).__name__})") from None
+    plain = all(m.compress_type == zipfile.ZIP_STORED for m in members)
+    if not plain or sum(m.file_size for m in members) > size:
+        raise UserError(f"{path.name}: expected tensors as torch.save writes them, found a compressed archive")
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -44,18 +52,6 @@ def read_pickled(path: Path) -> Any:
         if total > SHARED * size:
             raise UserError(f"{path.name}: its tensors are larger than the file")
     return content
-
-
-def _check_archive(path: Path, size: int) -> None:
-    """``torch.save`` compresses nothing: an archive that does could grow without bound when it is read."""
-    try:
-        with zipfile.ZipFile(path) as archive:
-            members = archive.infolist()
-    except (Exception, MemoryError) as error:
-        raise UserError(f"{path.name}: expected tensors as torch.save writes them ({type(error).__name__})") from None
-    plain = all(m.compress_type == zipfile.ZIP_STORED for m in members)
-    if not plain or sum(m.file_size for m in members) > size:
-        raise UserError(f"{path.name}: expected tensors as torch.save writes them, found a compressed archive")
 
 
 def _leaves(content: Any, name: str, depth: int) -> Iterator[Any]:

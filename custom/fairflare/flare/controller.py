@@ -295,25 +295,20 @@ def _groups(instructions: Mapping[str, Instruction]) -> Iterator[tuple[Instructi
     groups: dict[tuple[Any, ...], list[str]] = {}
     for site in sorted(instructions):
         one = instructions[site]
-        groups.setdefault(_contents(one), []).append(site)
+        found: list[Any] = []
+        for name, spec in instruction_fields().items():
+            value = getattr(one, name)
+            if spec.kind in ("task", "round", "count"):
+                found.append(value)
+            elif spec.kind == "orders":
+                found.append(tuple(sorted(value.items())))
+            elif spec.kind == "tensors":
+                found.append(tuple(sorted((key, id(tensor)) for key, tensor in value.items())))
+            else:
+                found.append(id(value) if value or spec.kind == "model" else None)
+        groups.setdefault(tuple(found), []).append(site)
     for sites in groups.values():
         yield instructions[sites[0]], sites
-
-
-def _contents(instruction: Instruction) -> tuple[Any, ...]:
-    """Equal for instructions that hold the same: numbers by value, tensors and the rest by identity."""
-    found: list[Any] = []
-    for name, spec in instruction_fields().items():
-        value = getattr(instruction, name)
-        if spec.kind in ("task", "round", "count"):
-            found.append(value)
-        elif spec.kind == "orders":
-            found.append(tuple(sorted(value.items())))
-        elif spec.kind == "tensors":
-            found.append(tuple(sorted((key, id(tensor)) for key, tensor in value.items())))
-        else:
-            found.append(id(value) if value or spec.kind == "model" else None)
-    return tuple(found)
 
 
 def _parent(client: Client | str) -> str:
@@ -332,7 +327,9 @@ def offloaded(engine: Any, folder: Path) -> Iterator[Path]:
     cleared when a process is killed, and knows one cell.
     """
     root = Path(tempfile.mkdtemp(prefix="updates_", dir=folder))
-    cells = _receiving(engine)
+    own = getattr(getattr(engine, "run_manager", None), "cell", None) or engine.get_cell()
+    of_simulator = getattr(getattr(engine, "server", None), "job_cell", None)
+    cells = [cell for cell in (own, of_simulator) if cell is not None]
     switch = (ENABLE, ROOT)
     before = [{key: cell.get_fobs_context().get(key) for key in switch} for cell in cells]
     try:
@@ -343,13 +340,6 @@ def offloaded(engine: Any, folder: Path) -> Iterator[Path]:
         for cell, values in zip(cells, before, strict=True):
             cell.update_fobs_context(values)
         shutil.rmtree(root, ignore_errors=True)
-
-
-def _receiving(engine: Any) -> list[Any]:
-    """The cells that results may arrive at."""
-    own = getattr(getattr(engine, "run_manager", None), "cell", None) or engine.get_cell()
-    of_simulator = getattr(getattr(engine, "server", None), "job_cell", None)
-    return [cell for cell in (own, of_simulator) if cell is not None]
 
 
 def in_files(answer: Answer, root: Path) -> Answer:
@@ -370,23 +360,15 @@ def _in_file(value: Any, root: Path) -> Any:
     if type(value) is not LazyRef:
         return value
     try:
-        return _described(value, root)
+        path = Path(value.file_path)
+        if not path.resolve().is_relative_to(root.resolve()):
+            raise ValueError("a file that the server did not write")
+        with safe_open(path, framework="pt") as file:
+            if list(file.keys()) != [value.key]:
+                raise ValueError("not one tensor")
+            about = file.get_slice(value.key)
+            dtype, shape = file_types()[about.get_dtype()], tuple(about.get_shape())
+        stored = Stored(path, 0, dtype, shape, owner=value)
+        return dataclasses.replace(stored, offset=path.stat().st_size - stored.nbytes)
     except (OSError, ValueError, KeyError, TypeError, RecursionError, SafetensorError):
         return None
-
-
-def _described(ref: LazyRef, root: Path) -> Stored:
-    """Where the one tensor of a file lies in it; raises ValueError or SafetensorError where its header is not of it.
-
-    The site wrote that header: safetensors takes none that the file's own length does not bear out.
-    """
-    path = Path(ref.file_path)
-    if not path.resolve().is_relative_to(root.resolve()):
-        raise ValueError("a file that the server did not write")
-    with safe_open(path, framework="pt") as file:
-        if list(file.keys()) != [ref.key]:
-            raise ValueError("not one tensor")
-        about = file.get_slice(ref.key)
-        dtype, shape = file_types()[about.get_dtype()], tuple(about.get_shape())
-    stored = Stored(path, 0, dtype, shape, owner=ref)
-    return dataclasses.replace(stored, offset=path.stat().st_size - stored.nbytes)

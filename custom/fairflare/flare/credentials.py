@@ -73,7 +73,12 @@ class Certificate:
     def __init__(self, kit: Path, own: tuple[str, str] | None = None) -> None:
         self._root = utils.load_crt(kit / ROOT)
         self._own = ((kit / own[0]).read_bytes(), utils.load_private_key_file(kit / own[1])) if own else None
-        self._servers = _server_names(kit)
+        found: set[str] = set()
+        for name in (CLIENT, SERVER):
+            if (kit / name).is_file():
+                for server in json.loads((kit / name).read_text()).get("servers", []):
+                    found |= {str(server.get(key, "")) for key in ("name", "identity")}
+        self._servers = found
 
     def sign(self, content: bytes) -> dict[str, str]:
         """{"certificate": PEM, "signature": base64}."""
@@ -175,16 +180,6 @@ def signer_of(content: bytes, proof: Sealed, root: Any) -> tuple[str, str] | Non
         return str(name.value), ", ".join(roles)
     except Exception:  # whatever is wrong with a proof, it proves nothing
         return None
-
-
-def _server_names(kit: Path) -> set[str]:
-    """Names of the federation's servers as this kit knows them."""
-    found: set[str] = set()
-    for name in (CLIENT, SERVER):
-        if (kit / name).is_file():
-            for server in json.loads((kit / name).read_text()).get("servers", []):
-                found |= {str(server.get(key, "")) for key in ("name", "identity")}
-    return found
 
 
 def _kit(fl_ctx: FLContext) -> Path:

@@ -136,7 +136,8 @@ class FairRecipe(Recipe):
 
     def add_cse_validator_if_needed(self) -> None:
         """FLARE's ``add_cross_site_evaluation`` calls this last: no site is asked for its own model."""
-        for controller in _evaluations(self._made):
+        workflows = [one.controller for one in server_app(self._made).workflows]
+        for controller in [controller for controller in workflows if isinstance(controller, CrossSiteModelEval)]:
             ask_for_no_model(controller)
         warnings.warn(
             "cross-site evaluation of a FairRecipe: sites evaluate the final model; no site's own leaves it",
@@ -249,12 +250,6 @@ def _egress_last(
         chain = [*own[task], egress]
         groups.setdefault(tuple(map(id, chain)), (set(), chain))[0].add(task)
     return list(groups.values())
-
-
-def _evaluations(job: FedJob) -> list[CrossSiteModelEval]:
-    """FLARE's evaluation workflows in the job."""
-    workflows = [one.controller for one in server_app(job).workflows]
-    return [controller for controller in workflows if isinstance(controller, CrossSiteModelEval)]
 
 
 def _make_job(config: RunConfig, name: str, simulation: bool, preinstalled: bool, poll: float | None) -> FedJob:

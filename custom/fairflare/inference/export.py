@@ -394,9 +394,27 @@ def export_model(opened: Opened, form: str, folder: Path) -> list[str]:
         whole_network(opened.network)
     save_json(folder / MARK, {**about(opened), "format": form})
     if form == "state-dict":
-        return [*opened.remarks, *_state_dict(opened, folder)]
+        _save_weights(opened.network, folder / STATE)
+        how = ["```python", 'network.load_state_dict(torch.load("model.pt", weights_only=True))', "```"]
+        inputs = "as the network takes them: preprocessing and recalibration are not in the file"
+        save_text(folder / CARD, card(opened, how, inputs, "logits", ()))
+        return [*opened.remarks, "the file holds the network's entries alone: no preprocessing, no recalibration"]
     if form == "bundle" and isinstance(opened.task, BundleTask):
-        return [*opened.remarks, *_bundle_again(opened, opened.task, folder)]
+        from fairflare.inference import bundle_again
+
+        for name in ("configs", "models", "docs"):
+            (folder / name).mkdir()
+        inside = opened.network.network if isinstance(opened.network, Windowed) else opened.network
+        _save_weights(inside, folder / "models" / STATE)
+        for name, content in bundle_again.configurations(opened).items():
+            save_json(folder / "configs" / name, content)
+        about_it = _metadata(opened, list(opened.task.input_shape)) | {
+            "network_data_format": bundle_again.data_format(opened.task)
+        }
+        save_json(folder / "configs" / "metadata.json", about_it)
+        text = "files as the bundle's transforms take them"
+        save_text(folder / "docs" / "README.md", card(opened, bundle_again.HOW, text, "logits; masks or a table", ()))
+        return [*opened.remarks, *(["recalibration is not in it"] if opened.adjustment else [])]
     whole, images = whole_model(opened), opened.task.image_inputs()
     if form == "bundle" and images is not None and images.volumes:
         raise UserError("bundle: reads images and tables, no volumes; use --format torchscript, onnx or state-dict")
@@ -406,31 +424,6 @@ def export_model(opened: Opened, form: str, folder: Path) -> list[str]:
         said = {"torchscript": _torchscript, "onnx": _onnx}[form](whole, folder)
         save_text(folder / CARD, card(opened, _USE[form], whole.inputs, whole.outputs, whole.remarks))
     return [*opened.remarks, *whole.remarks, *said]
-
-
-def _bundle_again(opened: Opened, task: BundleTask, folder: Path) -> list[str]:
-    """The bundle that the run began as, with its model; returns remarks."""
-    from fairflare.inference import bundle_again
-
-    for name in ("configs", "models", "docs"):
-        (folder / name).mkdir()
-    inside = opened.network.network if isinstance(opened.network, Windowed) else opened.network
-    _save_weights(inside, folder / "models" / STATE)
-    for name, content in bundle_again.configurations(opened).items():
-        save_json(folder / "configs" / name, content)
-    about_it = _metadata(opened, list(task.input_shape)) | {"network_data_format": bundle_again.data_format(task)}
-    save_json(folder / "configs" / "metadata.json", about_it)
-    text = "files as the bundle's transforms take them"
-    save_text(folder / "docs" / "README.md", card(opened, bundle_again.HOW, text, "logits; masks or a table", ()))
-    return ["recalibration is not in it"] if opened.adjustment else []
-
-
-def _state_dict(opened: Opened, folder: Path) -> list[str]:
-    _save_weights(opened.network, folder / STATE)
-    how = ["```python", 'network.load_state_dict(torch.load("model.pt", weights_only=True))', "```"]
-    inputs = "as the network takes them: preprocessing and recalibration are not in the file"
-    save_text(folder / CARD, card(opened, how, inputs, "logits", ()))
-    return ["the file holds the network's entries alone: no preprocessing, no recalibration"]
 
 
 def _save_weights(network: nn.Module, path: Path) -> None:

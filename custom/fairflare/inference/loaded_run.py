@@ -401,18 +401,13 @@ def _same_classes(opened: Opened, described: Mapping[str, Any], data: Path) -> N
     if form.masks and values != own:
         raise UserError(f"{data}: mask_values: expected {shown(own)}, as the run has them, got {shown(values)}")
     if form in (IMAGES, VOLUMES) and named and theirs and theirs != ours:
-        _refuse_numbers(data)
-
-
-def _refuse_numbers(data: Path) -> None:
-    """Raise UserError where a list says classes by numbers, which count other classes than the run's."""
-    folder = folder_of_lists(data)
-    for site in sites_in(folder, LISTS):
-        path = _files(folder, site, LISTS)[0]
-        entries = [entry for part in read_lists(path).values() for entry in part if isinstance(entry, dict)]
-        if any(type(entry.get("label")) is int for entry in entries):
-            text = "expected classes by name, since their numbers are other classes' in the run"
-            raise UserError(f"{path.name}: label: {text}, got a number")
+        folder = folder_of_lists(data)
+        for site in sites_in(folder, LISTS):
+            path = _files(folder, site, LISTS)[0]
+            entries = [entry for part in read_lists(path).values() for entry in part if isinstance(entry, dict)]
+            if any(type(entry.get("label")) is int for entry in entries):
+                text = "expected classes by name, since their numbers are other classes' in the run"
+                raise UserError(f"{path.name}: label: {text}, got a number")
 
 
 def _some(names: list[str]) -> str:

@@ -218,7 +218,18 @@ def noised_results(
         fine = torch.isfinite(outputs.reshape(len(outputs), -1)).all(1)
         outputs, targets = outputs[fine], targets[fine]
     if not scoring.kind.has_classes:
-        return _noised_means(scoring, outputs, targets, noise, draws)
+        chosen = [
+            one for one in map(scoring.metric, scoring.metrics) if one.each is not None and one.range == (0.0, 1.0)
+        ]
+        sums = torch.zeros(1 + len(chosen), dtype=torch.float64)
+        for row in range(len(targets)):  # one by one: no record's score depends on another's
+            case = scoring.kind.cases(outputs[row : row + 1], targets[row : row + 1], scoring.classes)
+            each = [1.0, *(float(one.each(case)[0]) for one in chosen if one.each is not None)]
+            sums += torch.tensor(each, dtype=torch.float64).nan_to_num(0.0).clamp(0, 1)
+        sums += noise * math.sqrt(len(sums)) * draws.normal(sums)
+        n = max(1.0, float(sums[0].round()))
+        means = {one.name: min(max(float(value) / n, 0.0), 1.0) for one, value in zip(chosen, sums[1:], strict=True)}
+        return {"test": means, "n": {"test": n}}
     n_classes = len(scoring.classes)
     at = _cells(outputs, n_classes) if len(targets) else torch.empty(0, dtype=torch.int64)
     n_cells = len(EDGES) - 1 if n_classes == 2 else n_classes
@@ -252,21 +263,6 @@ def _logits(cells: torch.Tensor, n_classes: int, sure: float) -> torch.Tensor:
     rest = (1 - sure) / (n_classes - 1)
     others = torch.full((len(cells), n_classes), rest, dtype=torch.float64)
     return others.scatter_(1, cells[:, None], sure).log().float()
-
-
-def _noised_means(
-    scoring: Any, outputs: torch.Tensor, targets: torch.Tensor, noise: float, draws: Draws
-) -> dict[str, Any]:
-    chosen = [one for one in map(scoring.metric, scoring.metrics) if one.each is not None and one.range == (0.0, 1.0)]
-    sums = torch.zeros(1 + len(chosen), dtype=torch.float64)
-    for row in range(len(targets)):  # one by one: no record's score depends on another's
-        case = scoring.kind.cases(outputs[row : row + 1], targets[row : row + 1], scoring.classes)
-        each = [1.0, *(float(one.each(case)[0]) for one in chosen if one.each is not None)]
-        sums += torch.tensor(each, dtype=torch.float64).nan_to_num(0.0).clamp(0, 1)
-    sums += noise * math.sqrt(len(sums)) * draws.normal(sums)
-    n = max(1.0, float(sums[0].round()))
-    means = {one.name: min(max(float(value) / n, 0.0), 1.0) for one, value in zip(chosen, sums[1:], strict=True)}
-    return {"test": means, "n": {"test": n}}
 
 
 SPENT = "privacy budget of the hospital spent: it takes no further part"

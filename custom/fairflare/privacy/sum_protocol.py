@@ -169,7 +169,9 @@ class MaskGraph:
         degree = self.degree(len(order.roster))
         if degree >= len(order.roster) - 1:
             return tuple(other for other in order.roster if other != site)
-        circle = _circle(order, context)
+        keys = {site: str(statement.get("key")) for site, statement in order.statements.items()}
+        drawn = fingerprint("mask graph", context, order.round, order.attempt, keys)
+        circle = sorted(order.roster, key=lambda site: hashlib.sha256(drawn + site.encode()).digest())
         here = circle.index(site)
         near = [step for away in range(1, degree // 2 + 1) for step in (away, -away)]
         return tuple(sorted(circle[(here + step) % len(circle)] for step in near))
@@ -189,10 +191,3 @@ def cut_off(sites: int, degree: int, colluding: int) -> float:
 def graph_of(neighbours: str, sites: int) -> MaskGraph:
     """The graph of a run of ``sites`` sites whose setting is ``neighbours``: "auto", "all" or the fewest, a number."""
     return MaskGraph(sites, None if neighbours == ALL else 0 if neighbours == AUTO else int(neighbours))
-
-
-def _circle(order: SumOrder, context: str) -> Sequence[str]:
-    """The roster in an order that nobody chose: by a hash of each name and everyone's keys."""
-    keys = {site: str(statement.get("key")) for site, statement in order.statements.items()}
-    drawn = fingerprint("mask graph", context, order.round, order.attempt, keys)
-    return sorted(order.roster, key=lambda site: hashlib.sha256(drawn + site.encode()).digest())

@@ -15,7 +15,7 @@ import torch
 
 from fairflare.core.errors import UserError
 from fairflare.core.execution import Execution, no_grad
-from fairflare.core.types import Batch, LocalWork, Objective, Round, SplitName, StateDict, Training
+from fairflare.core.types import Batch, LocalWork, Round, SplitName, StateDict, Training
 from fairflare.functional.blocks import Group
 from fairflare.probes.cka import LayerSimilarity, _features
 from fairflare.probes.groups import GroupLoss
@@ -82,7 +82,17 @@ def group_losses(
 
 def _work(model: torch.nn.Module, loader: Loader, loss: Loss, n_groups: int = 0) -> LocalWork:
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
-    objective = _objective(loss)
+    single = _single(loss)
+
+    def objective(logits: torch.Tensor, targets: torch.Tensor, *, reduction: str = "mean") -> torch.Tensor:
+        if reduction == "mean":
+            return loss(logits, targets)
+        if single is not None:
+            losses = single(logits, targets)
+            return losses.flatten(1).mean(1) if losses.dim() > 1 else losses
+        mean = loss(logits, targets)
+        return mean.expand(len(targets))  # their sum is right, which is all that a mean over a split needs
+
     return LocalWork(
         network=model,
         data=LoaderData(loader, n_groups),
@@ -123,22 +133,6 @@ class LoaderData:
             inputs, targets = parts[0], parts[1]
             groups = parts[2] if len(parts) == 3 else torch.full((len(targets),), -1)
             yield Batch(inputs, targets, torch.as_tensor(groups).to("cpu", torch.int64))
-
-
-def _objective(loss: Loss) -> Objective:
-    """``loss`` as probes call it, with losses of single examples where it can give them."""
-    single = _single(loss)
-
-    def objective(logits: torch.Tensor, targets: torch.Tensor, *, reduction: str = "mean") -> torch.Tensor:
-        if reduction == "mean":
-            return loss(logits, targets)
-        if single is not None:
-            losses = single(logits, targets)
-            return losses.flatten(1).mean(1) if losses.dim() > 1 else losses
-        mean = loss(logits, targets)
-        return mean.expand(len(targets))  # their sum is right, which is all that a mean over a split needs
-
-    return objective
 
 
 def _single(loss: Loss) -> Loss | None:

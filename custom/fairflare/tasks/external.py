@@ -13,7 +13,7 @@ from torch import Tensor
 from fairflare.core.errors import DataError, MissingData
 from fairflare.core.findings import Finding, merged
 from fairflare.core.types import SiteData
-from fairflare.data.inputs import SIGN, ImageInputs, Scaling, TableInputs
+from fairflare.data.inputs import SIGN, Scaling, TableInputs
 from fairflare.data.readers.datalist import patients_of, read_datalist
 from fairflare.data.readers.files import FileSplit
 from fairflare.data.readers.table_features import check_cells, plain
@@ -58,14 +58,26 @@ def labelled(
     if isinstance(task, OwnData):
         own = task.located(site, own)
         if task.build_data:
-            return _joined(task, task.local_data(site, own))
+            data = task.local_data(site, own)
+            found = [split for split in data.splits.values() if len(split)]
+            if not all(isinstance(split, Split) for split in found):
+                raise DataError("build_data", "build_data: expected tensors, so that all splits can be put together")
+            inputs, targets = (torch.cat([getattr(s, name) for s in found]) for name in ("inputs", "targets"))
+            attributes = {name: [value for s in found for value in s.attributes[name]] for name in found[0].attributes}
+            return _for_testing(task, Split(inputs, targets, attributes), data.mean, data.std)
     assert own is not None  # a task of one's own data says where they are, or raises
     table, images = task.table_inputs(), task.image_inputs()
     if table is not None:
         return _rows(task, table, own, scaling, label)
     if images is None:
         raise DataError("data", f"task {task.name}: its inputs are no files, so that nothing labelled can be read")
-    return _files(task, images, own)
+    root = Path(own.data_root)
+    lists = read_datalist(root / own.datalist, root, **task.kind.lists(task.classes), links=own.links)
+    items = [item for split in lists.values() for item in split]
+    if not items:
+        raise DataError("empty_split", f"datalist {Path(own.datalist).name}: expected labelled images, found none")
+    mean, std = images.mean, images.std
+    return image_data({"test": items}, task, images.reader, own=own, mean=mean, std=std, kind=Labelled)
 
 
 def of_split(task: Task, site: str, own: SiteConfig | None, split: str) -> TensorData:
@@ -123,26 +135,6 @@ def _classes(task: Task, file: str, label: str, columns: Mapping[str, Sequence[s
         file, label, [cell in place for cell in cells], f"a class of the run ({', '.join(names)[:60]})", columns
     )
     return torch.tensor([place[cell] for cell in cells], dtype=torch.int64)
-
-
-def _files(task: Task, images: ImageInputs, own: SiteConfig) -> TensorData:
-    root = Path(own.data_root)
-    lists = read_datalist(root / own.datalist, root, **task.kind.lists(task.classes), links=own.links)
-    items = [item for split in lists.values() for item in split]
-    if not items:
-        raise DataError("empty_split", f"datalist {Path(own.datalist).name}: expected labelled images, found none")
-    mean, std = images.mean, images.std
-    return image_data({"test": items}, task, images.reader, own=own, mean=mean, std=std, kind=Labelled)
-
-
-def _joined(task: Task, data: TensorData) -> TensorData:
-    """All splits of data that are in memory as the split "test"."""
-    found = [split for split in data.splits.values() if len(split)]
-    if not all(isinstance(split, Split) for split in found):
-        raise DataError("build_data", "build_data: expected tensors, so that all splits can be put together")
-    inputs, targets = (torch.cat([getattr(s, name) for s in found]) for name in ("inputs", "targets"))
-    attributes = {name: [value for s in found for value in s.attributes[name]] for name in found[0].attributes}
-    return _for_testing(task, Split(inputs, targets, attributes), data.mean, data.std)
 
 
 def look(

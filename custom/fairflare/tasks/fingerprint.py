@@ -23,7 +23,7 @@ from fairflare.core import validation
 from fairflare.core.errors import DataError, UserError
 from fairflare.core.types import MOST_EXAMPLES
 from fairflare.core.validation import Entries, Range
-from fairflare.data.readers.datalist import MOST_CONTRASTS, Item, Source
+from fairflare.data.readers.datalist import MOST_CONTRASTS, Item
 from fairflare.data.readers.pictures import Looked
 from fairflare.data.readers.stored import HIGH, LOW
 from fairflare.data.site_config import SiteConfig
@@ -198,7 +198,14 @@ def fingerprint(task: OwnData, site: str, own: SiteConfig | None, min_count: int
     if task.build_data:
         return Fingerprint(len(train), classes=classes)
     items = [item for item in getattr(train, "items", ()) if isinstance(item, Item)]
-    looks = _looks(items, task.look)
+    spaced = np.linspace(0, len(items) - 1, min(len(items), LOOKED_AT)).round().astype(int)
+    looks = []
+    for row in sorted(set(spaced.tolist())):
+        try:
+            one = task.look(items[row].image)
+        except DataError:
+            continue
+        looks += [one] if one is not None else []
     if min_count is None or len(looks) < min_count:
         return Fingerprint(len(train), classes=classes)
     labels = torch.tensor([item.label for item in items if isinstance(item.label, float)])
@@ -222,19 +229,6 @@ def _gain(task: Tabular, site: str, own: SiteConfig, table: TableFingerprint, le
     if not isinstance(train, Split) or not isinstance(val, Split) or min(len(train), len(val)) < least:
         return None
     return network_gain(train, val)
-
-
-def _looks(items: Sequence[Item], look: Callable[[Source], Looked | None]) -> list[Looked]:
-    """What evenly spaced images are like; one that cannot be read is passed over, preflight names it."""
-    spaced = np.linspace(0, len(items) - 1, min(len(items), LOOKED_AT)).round().astype(int)
-    found = []
-    for row in sorted(set(spaced.tolist())):
-        try:
-            one = look(items[row].image)
-        except DataError:
-            continue
-        found += [one] if one is not None else []
-    return found
 
 
 def _of_images(n_train: int, looks: Sequence[Looked]) -> Fingerprint:

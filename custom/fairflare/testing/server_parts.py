@@ -15,8 +15,6 @@ import torch
 from fairflare.core import registry
 from fairflare.core.types import Info, Reply, Round, StateDict, TensorSpec, Training
 from fairflare.engine.checkpoint import Checkpoint
-from fairflare.participation import Selector
-from fairflare.server_optimizers.base import ServerOptimizer
 from fairflare.testing.example import copied, example_of, is_json, made_up, outline, restarted, same, tensors_fit
 from fairflare.trainers.base import ServerState, Trainer
 
@@ -39,22 +37,20 @@ def check_selector(id: str, among: Sequence[str] = (), **settings: Any) -> None:
     usable = [group for group in groups if not cls(**settings).missing(group)]
     assert usable, f"{id}: {cls(**settings).missing(groups[-1])}"
     for group, number, seed, least in product(usable, range(1, ROUNDS + 1), SEEDS, (1, 2)):
-        _selects(id, (cls(**settings), cls(**settings)), group, Round(number, ROUNDS), seed, least)
-
-
-def _selects(
-    id: str, made: tuple[Selector, Selector], sites: tuple[str, ...], round: Round, seed: int, least: int
-) -> None:
-    given = list(sites)
-    chosen = made[0].select(given, round, seed, least)
-    where = f"{id}: round {round.number} of {len(sites)} sites"
-    assert tuple(given) == sites, f"{where}: changes the list of sites that it was given"
-    assert isinstance(chosen, tuple), f"{where}: expected a tuple, got a {type(chosen).__name__}"
-    assert chosen == tuple(site for site in sites if site in chosen), f"{where}: not among the sites, or not in order"
-    fewest = 1 if made[0].pools else min(least, len(sites))
-    assert set(chosen) <= set(made[0].ever(sites)), f"{where}: chooses sites that it may never select (ever)"
-    assert len(chosen) >= fewest, f"{where}: expected at least {fewest}, got {len(chosen)}"
-    assert made[1].select(sites, round, seed, least) == chosen, f"{where}: chooses others when it is asked again"
+        made = (cls(**settings), cls(**settings))
+        round = Round(number, ROUNDS)
+        given = list(group)
+        chosen = made[0].select(given, round, seed, least)
+        where = f"{id}: round {round.number} of {len(group)} sites"
+        assert tuple(given) == group, f"{where}: changes the list of sites that it was given"
+        assert isinstance(chosen, tuple), f"{where}: expected a tuple, got a {type(chosen).__name__}"
+        assert chosen == tuple(site for site in group if site in chosen), (
+            f"{where}: not among the sites, or not in order"
+        )
+        fewest = 1 if made[0].pools else min(least, len(group))
+        assert set(chosen) <= set(made[0].ever(group)), f"{where}: chooses sites that it may never select (ever)"
+        assert len(chosen) >= fewest, f"{where}: expected at least {fewest}, got {len(chosen)}"
+        assert made[1].select(group, round, seed, least) == chosen, f"{where}: chooses others when it is asked again"
 
 
 def check_server_optimizer(id: str, **settings: Any) -> None:
@@ -67,23 +63,30 @@ def check_server_optimizer(id: str, **settings: Any) -> None:
     cls = registry.get_part("server optimizer", id)
     is_json(id, cls(**settings))
     generator = torch.Generator().manual_seed(1)
-    model, state = _model(generator), dict[str, Any]()
+    weight, mean = torch.randn(3, 4, generator=generator), torch.randn(4, generator=generator)
+    half, seen = weight[0].to(torch.bfloat16), torch.tensor(3)
+    model, state = {"weight": weight, "half": half, "running_mean": mean, "num_batches_tracked": seen}, dict[str, Any]()
     for scale in (0.1, 0.0, 1e4, 0.1):
-        model, state = _steps(id, (cls(**settings), cls(**settings)), model, _combined(model, scale, generator), state)
+        made = (cls(**settings), cls(**settings))
+        combined = _combined(model, scale, generator)
+        before = copy.deepcopy((model, combined, state))
+        stepped, after = made[0].step(model, combined, state, TRAINABLE)
+        again, after_again = made[1].step(model, combined, state, TRAINABLE)
+        for was, now in zip(before, (model, combined, state), strict=True):
+            assert same(was, now), f"{id}: changes what it was given"
+        assert list(stepped) == list(combined), f"{id}: expected the entries {list(combined)}, got {list(stepped)}"
+        for key, value in stepped.items():
+            whole = value.shape == model[key].shape and value.dtype == model[key].dtype and bool(value.isfinite().all())
+            assert whole, (
+                f"{id}: {key}: expected finite values of shape {tuple(model[key].shape)} and {model[key].dtype}"
+            )
+            kept = key in TRAINABLE or torch.equal(value, combined[key])
+            assert kept, f"{id}: {key}: is no trainable entry and was stepped"
+        assert same(stepped, again) and same(after, after_again), f"{id}: another step when it is asked again"
+        model, state = stepped, after
         found = restarted(Checkpoint(1, model, server=state)).server
         assert same(found, state), f"{id}: the state does not survive a checkpoint"
         state = dict(found)
-
-
-def _model(generator: torch.Generator) -> StateDict:
-    """Trainable entries of two types, a running mean and a counter."""
-    weight, mean = torch.randn(3, 4, generator=generator), torch.randn(4, generator=generator)
-    return {
-        "weight": weight,
-        "half": weight[0].to(torch.bfloat16),
-        "running_mean": mean,
-        "num_batches_tracked": torch.tensor(3),
-    }
 
 
 def _combined(model: StateDict, scale: float, generator: torch.Generator) -> StateDict:
@@ -94,25 +97,6 @@ def _combined(model: StateDict, scale: float, generator: torch.Generator) -> Sta
         if value.is_floating_point()
     }
     return {**moved, "num_batches_tracked": model["num_batches_tracked"] + 1}
-
-
-def _steps(
-    id: str, made: tuple[ServerOptimizer, ServerOptimizer], model: StateDict, combined: StateDict, state: Any
-) -> tuple[StateDict, Any]:
-    """One step, twice; returns model and state after it."""
-    before = copy.deepcopy((model, combined, state))
-    stepped, after = made[0].step(model, combined, state, TRAINABLE)
-    again, after_again = made[1].step(model, combined, state, TRAINABLE)
-    for was, now in zip(before, (model, combined, state), strict=True):
-        assert same(was, now), f"{id}: changes what it was given"
-    assert list(stepped) == list(combined), f"{id}: expected the entries {list(combined)}, got {list(stepped)}"
-    for key, value in stepped.items():
-        whole = value.shape == model[key].shape and value.dtype == model[key].dtype and bool(value.isfinite().all())
-        assert whole, f"{id}: {key}: expected finite values of shape {tuple(model[key].shape)} and {model[key].dtype}"
-        kept = key in TRAINABLE or torch.equal(value, combined[key])
-        assert kept, f"{id}: {key}: is no trainable entry and was stepped"
-    assert same(stepped, again) and same(after, after_again), f"{id}: another step when it is asked again"
-    return stepped, after
 
 
 ANSWERING = (("site-1", "site-2"), ("site-2",), ("site-1", "site-2", "site-3"))

@@ -59,7 +59,12 @@ class Newton(Trainer):
 
     def train(self, work: LocalWork) -> float:
         """Fill the network's sums at the coefficients that were received; returns the mean loss there."""
-        design, outcome = _patients(work)
+        inputs, targets = [], []
+        for batch in work.data.fixed("train", work.training.batch_size):
+            work.stop_if_aborted()
+            inputs.append(batch.inputs.double().cpu())
+            targets.append(batch.targets.double().cpu())
+        design, outcome = torch.cat(inputs), torch.cat(targets)
         found = self._sums(work, design, outcome)
         entries = {
             "score": found.score,
@@ -208,19 +213,6 @@ def _start(family: ml.Family) -> ml.Family:
 
 FARTHEST = 15.0
 """A coefficient of a scaled feature that says no more than a larger one would: odds of 3 million."""
-
-
-def _patients(work: LocalWork) -> tuple[torch.Tensor, torch.Tensor]:
-    """Features float64 (N, p) and outcomes float64 (N,), or times and events (N, 2), of all training patients.
-
-    In stored order, on the CPU.
-    """
-    inputs, targets = [], []
-    for batch in work.data.fixed("train", work.training.batch_size):
-        work.stop_if_aborted()
-        inputs.append(batch.inputs.double().cpu())
-        targets.append(batch.targets.double().cpu())
-    return torch.cat(inputs), torch.cat(targets)
 
 
 def _cox_sums(design: torch.Tensor, outcome: torch.Tensor, coefficients: torch.Tensor) -> ml.Sums:

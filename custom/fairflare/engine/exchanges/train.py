@@ -85,7 +85,11 @@ def keep(site: Site, work: LocalWork, instruction: Instruction, update: StateDic
 
     A later round then starts from what was kept before: one bad model does not stay with the site.
     """
-    own = _personal_model(site, work, instruction.model)
+    if entries := site.trainer.personal_entries(instruction.model):
+        work.personal = {key: value for key, value in site.network.state_dict().items() if key in entries}
+    if site.trainer.keeps_personal_model and work.personal.keys() != instruction.model.keys():
+        raise RuntimeError(f"trainer {type(site.trainer).__name__}: expected a whole model in work.personal")
+    own = site.trainer.personal_model(instruction.model, work.memory)
     for probe in site.probes:
         probe.remember(work)
     if any(probe.when == "anchored" for probe in site.probes):
@@ -96,15 +100,6 @@ def keep(site: Site, work: LocalWork, instruction: Instruction, update: StateDic
         site.memory.save_personal(own)
     if work.memory:
         site.memory.keep(work.round.number, work.memory)
-
-
-def _personal_model(site: Site, work: LocalWork, received: StateDict) -> StateDict | None:
-    """What is the site's own after training; raises RuntimeError where the trainer has left none that it keeps."""
-    if entries := site.trainer.personal_entries(received):
-        work.personal = {key: value for key, value in site.network.state_dict().items() if key in entries}
-    if site.trainer.keeps_personal_model and work.personal.keys() != received.keys():
-        raise RuntimeError(f"trainer {type(site.trainer).__name__}: expected a whole model in work.personal")
-    return site.trainer.personal_model(received, work.memory)
 
 
 def difference(network: nn.Module, received: StateDict, personal: frozenset[str] = frozenset()) -> StateDict:
