@@ -66,18 +66,6 @@ def images():
     return torch.randn(6, 3, 10, 10), torch.arange(6) % 2
 
 
-class Watching(nn.Module):
-    """Notes the layout of what it is given, and counts its passes."""
-
-    def __init__(self, inner):
-        super().__init__()
-        self.inner, self.seen = inner, []
-
-    def forward(self, x):
-        self.seen.append(x.is_contiguous(memory_format=torch.channels_last))
-        return self.inner(x)
-
-
 def gradients(execution, network=None):
     network = network or convolutions()
     x, y = images()
@@ -107,41 +95,13 @@ def test_a_site_s_own_layout_wins():
     assert Execution(torch.device("cuda:0")).memory_format is torch.channels_last
 
 
-@pytest.mark.parametrize("layout", ["contiguous", "channels_last", "fastest"])
+@pytest.mark.parametrize("layout", ["contiguous", "channels_last"])
 def test_layouts_round_otherwise_and_compute_the_same(layout):
     expected_loss, expected = gradients(Execution())
     loss, found = gradients(Execution(layout=layout))
     torch.testing.assert_close(loss, expected_loss)
     for a, b in zip(found, expected):
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
-
-
-@pytest.mark.parametrize("faster, last", [(torch.channels_last, True), (torch.contiguous_format, False)])
-def test_the_layout_that_takes_less_time_is_used_from_then_on(faster, last, monkeypatch):
-    network, (x, y), execution = Watching(convolutions()), images(), Execution(layout="fastest")
-    monkeypatch.setattr(Execution, "_timed", lambda self, *_: 1.0 if self.memory_format is faster else 2.0)
-    assert execution.is_undecided
-    execution.compare_layouts(network, x, lambda outputs, rows: F.cross_entropy(outputs, y[rows]))
-    assert execution.memory_format is faster and not execution.is_undecided
-    execution.place(network)
-    execution.backward(network, x, lambda outputs, rows: F.cross_entropy(outputs, y[rows]))
-    assert network.seen[-1] is last
-    assert network.inner[0].weight.is_contiguous(memory_format=torch.channels_last) is last
-
-
-def test_comparing_layouts_changes_nothing_but_time(monkeypatch):
-    """Rows have one layout only, so that the round must be the same to the last bit."""
-    instruction = Instruction("train", Round(1, 3), initial_model())
-    plain, timed = (make_sites(1, trainer=GSAM())["site-1"] for _ in range(2))
-    timed.execution = Execution(layout="fastest")
-    calls = []
-    real = Execution.compare_layouts
-    monkeypatch.setattr(Execution, "compare_layouts", lambda *args: (calls.append(1), real(*args)))
-    expected = plain.handle(instruction).update
-    for _ in range(2):
-        found = timed.handle(instruction).update
-        assert all(torch.equal(found[key], expected[key]) for key in expected)
-    assert calls == [1]
 
 
 @pytest.mark.slow
@@ -169,8 +129,8 @@ def test_hooks_see_every_pass_of_a_network_that_would_be_compiled(monkeypatch):
 
 def test_a_site_file_says_how_the_site_computes(tmp_path):
     path = Path(tmp_path, "site.yaml")
-    path.write_text("layout: fastest\ncompiler: inductor\n")
-    assert (read_site_config(path).layout, read_site_config(path).compiler) == ("fastest", "inductor")
+    path.write_text("layout: contiguous\ncompiler: inductor\n")
+    assert (read_site_config(path).layout, read_site_config(path).compiler) == ("contiguous", "inductor")
     path.write_text("layout: nchw\n")
     with pytest.raises(UserError, match="layout: expected .*channels_last.*, got 'nchw'"):
         read_site_config(path)

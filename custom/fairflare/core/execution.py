@@ -6,7 +6,6 @@ from __future__ import annotations
 import ctypes
 import functools
 import os
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, field
@@ -24,12 +23,10 @@ R = TypeVar("R")
 T = TypeVar("T", bound="Iterable[torch.Tensor]")
 N = TypeVar("N", bound="torch.nn.Module")
 Precision = Literal["auto", "float32", "bfloat16"]
-Layout = Literal["auto", "contiguous", "channels_last", "fastest"]
+Layout = Literal["auto", "contiguous", "channels_last"]
 Compiler = Literal["none", "inductor", "cudagraphs"]
 LossOf = Callable[["torch.Tensor", slice], "torch.Tensor"]
 """Outputs of some rows and the rows -> their part of the batch's loss; the parts add up to it."""
-TRIES = 3
-"""Training passes by which two layouts are compared, after one that nobody times."""
 KEEP = {-1: 2**28, -3: 2**25}
 """glibc's M_TRIM_THRESHOLD, and M_MMAP_THRESHOLD at its largest: bytes."""
 GIVE_BACK = {-3: 2**19, -8: 2}
@@ -62,8 +59,7 @@ class Execution:
             and evaluation always compute in the network's own precision.
         micro_batch: the most examples of one training pass; None: a whole batch. Halved when memory runs out.
         layout: of images and convolutions in memory: "auto" is channels_last on a GPU, on a CPU where ``is_narrow``
-            says so of the network, and else as the network has it; "fastest" is what ``compare_layouts`` has found.
-            Another layout rounds otherwise.
+            says so of the network, and else as the network has it. Another layout rounds otherwise.
         compiler: backend of ``torch.compile`` for training passes; rounds otherwise, too.
         beside: further devices, of the same type: each training batch is shared out among all. The gradient is that of
             the batch, rounded otherwise; BatchNorm sees each device's share, and keeps the statistics of the first's.
@@ -78,7 +74,6 @@ class Execution:
     beside: tuple[torch.device, ...] = ()
 
     def __post_init__(self) -> None:
-        self._faster: torch.memory_format | None = None
         self._compiled: tuple[torch.nn.Module, Callable[..., Any]] | None = None
 
     @property
@@ -90,8 +85,7 @@ class Execution:
         """The layout of images and convolutions; preserve_format: as the network and the data have it."""
         if self.layout == "auto":
             return torch.channels_last if self.on_gpu else torch.preserve_format
-        named = torch.channels_last if self.layout == "channels_last" else torch.contiguous_format
-        return self._faster or named
+        return torch.channels_last if self.layout == "channels_last" else torch.contiguous_format
 
     def place(self, network: torch.nn.Module) -> None:
         """Move ``network`` to the device and its convolutions to the layout, where they are not there yet."""
@@ -105,36 +99,6 @@ class Execution:
             network.to(self.device)
             if wanted != torch.preserve_format:
                 network.to(memory_format=wanted)  # type: ignore[call-overload]  # torch's stubs lack it
-
-    @property
-    def is_undecided(self) -> bool:
-        """Whether ``compare_layouts`` has yet to say which layout is the fastest."""
-        return self.layout == "fastest" and self._faster is None
-
-    def compare_layouts(self, network: torch.nn.Module, inputs: torch.Tensor, loss_of: LossOf) -> None:
-        """Time training passes in both layouts and take the faster one from now on.
-
-        Buffers change and random numbers are drawn: call it before the round's model is loaded.
-
-        Args:
-            network: any weights; its gradients are cleared.
-            inputs: (N, ...) on the device; the layouts are the same unless they are images.
-        """
-        formats = (torch.contiguous_format, torch.channels_last) if inputs.dim() == 4 else (torch.contiguous_format,)
-        seconds = {}
-        for self._faster in formats:
-            self.place(network)
-            seconds[self._faster] = min([self._timed(network, inputs, loss_of) for _ in range(TRIES + 1)][1:])
-        network.zero_grad(set_to_none=True)
-        self._faster = min(formats, key=lambda one: seconds[one])
-
-    def _timed(self, network: torch.nn.Module, inputs: torch.Tensor, loss_of: LossOf) -> float:
-        """Wall seconds of a training pass on a GPU, process CPU seconds elsewhere."""
-        clock = time.perf_counter if self.on_gpu else time.process_time
-        started = clock()
-        loss = self._passes(network.train(), inputs, loss_of)
-        float(loss)  # waits for the GPU
-        return clock() - started
 
     def backward(self, network: torch.nn.Module, inputs: torch.Tensor, loss_of: LossOf) -> torch.Tensor:
         """Add the gradient of a batch's loss to the parameters' gradients, in as many passes as memory needs.

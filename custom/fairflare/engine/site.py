@@ -20,7 +20,6 @@ from fairflare.core.manifest import all_versions
 from fairflare.core.schema import Answer, Instruction, Slot, nested
 from fairflare.core.seeds import derive, seed_everything
 from fairflare.core.types import (
-    Batch,
     Ledger,
     LocalWork,
     Objective,
@@ -168,19 +167,12 @@ class Site:
         if instruction.task not in work:
             raise ValueError(f"unknown task {instruction.task!r}; known: {', '.join(work)}")
         check_received(instruction, self.receives)
-        seed = self._seed_of(instruction)
-        seed_everything(seed)
+        seed_everything(self._seed_of(instruction))
         if self.script is not None:
             return self.script(instruction)
         if instruction.task != "preflight" and self._find_data():
             raise RuntimeError(f"site {self.name}: its data have errors; see preflight")
         self.execution.place(self.network)
-        if instruction.task == "train" and self.execution.is_undecided:
-            batch, objective = self._trial()
-            self.execution.compare_layouts(
-                self.network, batch.inputs, lambda outputs, rows: objective(outputs, batch.targets[rows])
-            )
-            seed_everything(seed)
         return work[instruction.task](self, instruction)
 
     def _find_data(self) -> list[Finding]:
@@ -198,7 +190,10 @@ class Site:
         self._find_data()
         found = list(self._findings)
         if self.data is not None and self.execution.on_gpu:
-            for finding in memory_findings(self.execution, self.network, *self._trial()):
+            batch = next(iter(self.examples.training(self.training.batch_size, 0))).to(self.execution.device)
+            counts = self.examples.class_counts.to(self.execution.device)
+            objective = self.objective(counts, self.training.logit_tau)
+            for finding in memory_findings(self.execution, self.network, batch, objective):
                 found.append(finding)
                 self.tell(finding)
         n = None if self.data is None else self.count(self.data)
@@ -222,10 +217,6 @@ class Site:
         """Training examples, with noise under a budget of records; of a site that only evaluates, cases."""
         n = data.size("train") or data.size("test")
         return n if self.records is None else self.records.count(n)
-
-    def _trial(self) -> tuple[Batch, Objective]:
-        batch = next(iter(self.examples.training(self.training.batch_size, 0))).to(self.execution.device)
-        return batch, self.objective(self.examples.class_counts.to(self.execution.device), self.training.logit_tau)
 
     def question(self, instruction: Instruction) -> tuple[str, tuple[str, ...]]:
         """Hash of the model that this site uses, which is loaded, and the sites of a sealed sum."""
