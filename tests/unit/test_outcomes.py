@@ -219,8 +219,6 @@ def test_bad_cells_are_one_line_that_names_file_row_and_column(name, tmp_path):
         "scaled counts": ("regression", {"amount": "count", "outcome_scale": "3,1"}, "none of counts"),
         "exposure of an amount": ("regression", {"exposure": "years"}, "none unless amount=count"),
         "two amounts": ("regression", {"labels": "a,b"}, "one name"),
-        "threshold of none": ("multilabel", {"thresholds": "tumour=0.3"}, "LABEL=NUMBER"),
-        "threshold": ("multilabel", {"labels": "a,b", "thresholds": "a=1.5"}, "between 0 and 1"),
         "two grades": ("ordinal", {"labels": "a,b"}, "at least 3 classes"),
     },
 )

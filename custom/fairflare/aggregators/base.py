@@ -344,8 +344,8 @@ class Bounds:
     """How far one site may reach.
 
     Attributes:
-        clip: the factor of the median norm of a round's updates, > 0; 0 clips nothing; "spread": only updates beyond the
-            spread of norms, see ``functional.robust.outlying``.
+        clip: the factor of the median norm of a round's updates, > 0; 0 clips nothing; "spread": only updates beyond
+            the spread of norms, see ``functional.robust.outlying``.
         cap: the largest weight, in (0, 1]; 1 caps nothing, "auto" is 2 / K of the round's K sites, where the rule's
             weights can be capped at all. Where fewer sites than 1 / cap weigh anything, these weigh the same. "spread"
             is 1.5 to 2 / K or, where that is more, the site's share of the examples, see ``bounded``.

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from fairflare.core.errors import DataError, UserError
+from fairflare.core.errors import DataError
 from fairflare.core.metric import Metric
 from fairflare.core.types import Objective, SiteData
 from fairflare.core.validation import Names, shown, some
@@ -47,13 +47,7 @@ UNKNOWN = math.nan
 
 @dataclass(frozen=True)
 class LabelCases(Cases):
-    """Logits (N, L) and targets (N, L) of 0, 1 and nan.
-
-    Attributes:
-        thresholds: L probabilities from which on a label is there.
-    """
-
-    thresholds: tuple[float, ...] = ()
+    """Logits (N, L) and targets (N, L) of 0, 1 and nan."""
 
     @cached_property
     def probabilities(self) -> Array:
@@ -73,7 +67,7 @@ class LabelCases(Cases):
     @cached_property
     def right(self) -> Array:
         """(N,) the share of the labels that a case says that are predicted."""
-        hit = ((self.probabilities >= np.array(self.thresholds)) == self.truth) & self.told
+        hit = ((self.probabilities >= HALF) == self.truth) & self.told
         return hit.sum(axis=1) / np.maximum(self.told.sum(axis=1), 1)
 
 
@@ -94,7 +88,6 @@ class Labels(TaskKind):
 
     Attributes:
         nothing: a word in a list of labels that stands for none of them; "": there is none.
-        thresholds: label -> the probability from which on ``fairflare predict`` says that it is there; 0.5 of others.
     """
 
     name: str = "multilabel"
@@ -102,8 +95,8 @@ class Labels(TaskKind):
     headline: str = "macro_auc"
     score: str = "label_accuracy"
     nothing: str = ""
-    thresholds: tuple[tuple[str, float], ...] = ()
 
+    case_type = LabelCases
     outputs: ClassVar[str] = "logits (N, L) of each label"
     targets: ClassVar[str] = "whether each label is there (N, L): 1, 0, or nan where nobody says"
 
@@ -177,18 +170,11 @@ class Labels(TaskKind):
     def objective(self, class_counts: Tensor, logit_tau: float) -> Objective:
         return masked_entropy
 
-    def cases(self, outputs: Tensor, targets: Tensor, classes: Sequence[str]) -> LabelCases:
-        return LabelCases(outputs.detach().cpu(), targets.cpu(), tuple(classes), self._cuts(classes))
-
-    def _cuts(self, classes: Sequence[str]) -> tuple[float, ...]:
-        own = dict(self.thresholds)
-        return tuple(own.get(name, HALF) for name in classes)
-
     def answer(self, outputs: Tensor, classes: Sequence[str]) -> tuple[list[str], list[list[Any]]]:
-        probabilities, cuts = outputs.double().sigmoid().numpy(), np.array(self._cuts(classes))
+        probabilities = outputs.double().sigmoid().numpy()
         rows = [
             [SIGN.join(name for name, one in zip(classes, flags) if one), *map(float, row)]
-            for row, flags in zip(probabilities, probabilities >= cuts, strict=True)
+            for row, flags in zip(probabilities, probabilities >= HALF, strict=True)
         ]
         return ["labels", *(f"p_{name}" for name in classes)], rows
 
@@ -209,25 +195,12 @@ class Labels(TaskKind):
 
 
 @cache
-def kind_of(classes: tuple[str, ...], nothing: str, thresholds: str) -> Labels:
-    """The kind that the options of a task on several labels ask for.
-
-    Raises:
-        UserError: a threshold is of no label, or no number in (0, 1).
-    """
+def kind_of(classes: tuple[str, ...], nothing: str) -> Labels:
+    """The kind that the options of a task on several labels ask for; UserError where they are none."""
     expect("nothing", nothing not in classes, "a word that is no label", nothing)
     fits = all(SIGN not in name and len(name) <= LONGEST for name in classes)
     expect("labels", fits, f"names without {SIGN}, of at most {LONGEST} characters", some(classes, 12))
-    found = {}
-    for part in filter(None, (one.strip() for one in thresholds.split(";"))):
-        name, _, text = (one.strip() for one in part.rpartition("="))
-        expect("thresholds", name in classes, f"LABEL=NUMBER; ... of {some(classes, 12)}", part)
-        try:
-            found[name] = float(text)
-        except ValueError:
-            raise UserError(f"thresholds: {name}: expected a number, got {shown(text)}") from None
-        expect("thresholds", 0 < found[name] < 1, "numbers between 0 and 1", part)
-    return Labels(nothing=nothing, thresholds=tuple(found.items()))
+    return Labels(nothing=nothing)
 
 
 @dataclass(frozen=True)
@@ -237,8 +210,6 @@ class OwnLabels(OwnData):
     Args:
         labels: their names.
         nothing: a word in a list of labels that stands for none of them.
-        thresholds: "LABEL=NUMBER; ...": the probability from which on ``fairflare predict`` says that a label is
-            there; 0.5 of others.
     """
 
     headline = Labels.headline
@@ -246,16 +217,15 @@ class OwnLabels(OwnData):
 
     labels: Names = "finding"
     nothing: str = ""
-    thresholds: str = ""
 
     def _check_own(self, fewest: int) -> None:
         super()._check_own(fewest)
         expect("labels", not self.numbered, "the labels' names", self.labels)
-        dict(self.kind.thresholds)  # raises where options cannot be read
+        kind_of(self.classes, self.nothing)  # raises where options cannot be read
 
     @property
     def kind(self) -> Labels:  # type: ignore[override]  # depends on options
-        return kind_of(self.classes, self.nothing, self.thresholds)
+        return kind_of(self.classes, self.nothing)
 
 
 def _yes_no(file: str, name: str, columns: Mapping[str, Sequence[str]]) -> Tensor:
