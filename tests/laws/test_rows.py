@@ -18,7 +18,7 @@ SIGNED = {
     "aggregators/bounded.py:_heard": "sites in a random order",
     "data/readers/volumes.py:training": "the order of an epoch",
     "data/tensors.py:training": "the order of an epoch",
-    "data/table_columns.py:_pooled": "a spread that scales a column",
+    "data/table_fingerprint.py:_pooled": "a spread that scales a column",
     "engine/benefit.py:_told": "of resamples that ``measured`` has drawn by patient",
     "engine/norms.py:size_of": "a norm",
     "functional/decision.py:scale": "over hospitals",

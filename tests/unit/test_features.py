@@ -115,7 +115,7 @@ def test_rows_of_a_table_have_the_numbers_of_their_own_ids(folder):
     data = task.local_data("west", None)
     place = task.located("west", None)
     whole = Bags(folder, "uni", "west").pooled([f"p{i}" for i in range(120)], "mean")
-    rows = task._table(place)[2]["train"]
+    rows = task.table(place)[2]["train"]
     back = data.splits["train"].inputs[:, 1:].double() * data.scaling.std[1:] + data.scaling.mean[1:]
     np.testing.assert_allclose(back.numpy(), whole[rows], atol=1e-5)
     assert list(numbers_of(data, task)) == ["age"] and not task_data

@@ -27,10 +27,10 @@ from fairflare.data.readers.datalist import MOST_CONTRASTS, Item
 from fairflare.data.readers.pictures import Looked
 from fairflare.data.readers.stored import HIGH, LOW
 from fairflare.data.site_config import SiteConfig
-from fairflare.data.table_columns import SILENT, TableFingerprint, agreed
+from fairflare.data.table_fingerprint import SILENT, TableFingerprint, agreed, table_fingerprint
 from fairflare.data.tensors import Split
 from fairflare.tasks.kinds.own import OwnData
-from fairflare.tasks.own.tabular import Tabular
+from fairflare.tasks.own.tabular import GAPS, Tabular
 
 LEAST_TRAIN, LEAST_VAL = 200, 50
 """Rows below which nothing is fitted: a difference between two models would be chance."""
@@ -184,7 +184,7 @@ def fingerprint(task: OwnData, site: str, own: SiteConfig | None, min_count: int
     try:
         if isinstance(task, Tabular) and not task.build_data:
             here = task.located(site, own)
-            n, table = task.fingerprint(here, min_count)
+            n, table = of_rows(task, here, min_count)
             fits = task.kind.has_classes and table is not None and not here.secure_sum
             gain = _gain(task, site, here, table, min_count or 0) if table is not None and fits else None
             found = Fingerprint(n, table=table, classes=task.kind.n_classes(task.classes) or 1, network_gain=gain)
@@ -210,6 +210,19 @@ def fingerprint(task: OwnData, site: str, own: SiteConfig | None, min_count: int
         return Fingerprint(len(train), classes=classes)
     labels = torch.tensor([item.label for item in items if isinstance(item.label, float)])
     return replace(_of_images(len(train), looks), classes=classes, outcome=_outcome(task, labels, here, min_count))
+
+
+def of_rows(task: Tabular, own: SiteConfig, min_count: int | None) -> tuple[int, TableFingerprint | None]:
+    """How many training rows a table has, and what of them may leave; raises DataError as ``Tabular.read``."""
+    table, columns, rows, _ = task.table(own)
+    train = rows["train"]
+    if min_count is None:
+        return len(train), None
+    texts = {name: [columns[name][i] for i in train] for name in task.needed() if name in columns}
+    cells = texts | {name: found[train] for name, found in columns.items() if isinstance(found, np.ndarray)}
+    names, known = task.feature_names(), task.read_columns()
+    more: dict[str, Any] = {"sums_only": own.secure_sum, "said": own.dates}
+    return len(train), table_fingerprint(table.name, cells, names, known, GAPS, min_count, **more)
 
 
 def _outcome(task: OwnData, targets: Tensor, own: SiteConfig, min_count: int | None) -> list[float] | None:

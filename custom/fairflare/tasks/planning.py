@@ -21,7 +21,8 @@ import numpy as np
 from fairflare.core.validation import in_order, shown, some
 from fairflare.data.inputs import SIGN
 from fairflare.data.readers.table_features import ISO, READ
-from fairflare.data.table_columns import TableFingerprint, agreed, features_of, inputs
+from fairflare.data.table_columns import features_of
+from fairflare.data.table_fingerprint import TableFingerprint, agreed, inputs
 from fairflare.tasks.fingerprint import Fingerprint
 from fairflare.tasks.forms import FORMS
 

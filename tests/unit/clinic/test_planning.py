@@ -16,7 +16,7 @@ from fairflare.cli.main import main
 from fairflare.cli.preflight import plan_of_files, write_fingerprint
 from fairflare.core.errors import UserError
 from fairflare.core.types import Training
-from fairflare.data.table_columns import TableFingerprint
+from fairflare.data.table_fingerprint import TableFingerprint
 from fairflare.data.tensors import Split
 from fairflare.engine.setup import plans, tasks
 from fairflare.engine.setup.config import RunConfig, make_config

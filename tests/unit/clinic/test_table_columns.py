@@ -12,7 +12,8 @@ from fairflare.core.errors import DataError, UserError
 from fairflare.core.findings import CODES
 from fairflare.data.readers.table_features import as_days
 from fairflare.data.site_config import SiteConfig
-from fairflare.data.table_columns import SILENT, TableFingerprint, features_of, names_of, read_columns
+from fairflare.data.table_columns import features_of, names_of, read_columns
+from fairflare.data.table_fingerprint import SILENT, TableFingerprint
 from fairflare.engine.setup import tasks
 from fairflare.inference.predict import of_table
 from fairflare.tasks.fingerprint import Fingerprint, fingerprint

@@ -19,11 +19,12 @@ from typing import TYPE_CHECKING, Any
 from fairflare.core import validation
 from fairflare.core.errors import UserError
 from fairflare.core.settings import bare, owner_of
-from fairflare.data.table_columns import as_text, filled, names_of, read_columns, without_levels
+from fairflare.data.table_columns import as_text, names_of, read_columns
+from fairflare.data.table_fingerprint import filled, without_levels
 from fairflare.engine.files import MOST_JSON, read_bytes, save_json
 from fairflare.engine.setup import tasks
 from fairflare.tasks.base import Task
-from fairflare.tasks.fingerprint import Fingerprint, fingerprint
+from fairflare.tasks.fingerprint import Fingerprint, fingerprint, of_rows
 from fairflare.tasks.forms import FORMS
 from fairflare.tasks.kinds.own import OwnData
 from fairflare.tasks.own.tabular import Tabular
@@ -169,7 +170,7 @@ def fingerprints(task: OwnData, min_count: int | None = LEAST) -> dict[str, Fing
         one = fingerprint(task, site, None, min_count)
         if one is None:
             if isinstance(task, Tabular) and task.lacks_levels:
-                task.fingerprint(task.located(site, None), min_count)  # says why, as nothing later can
+                of_rows(task, task.located(site, None), min_count)  # says why, as nothing later can
             return {}  # preflight refuses the run, and says why
         found[site] = one
     return found

@@ -50,7 +50,7 @@ class SurvivalTable(Tabular):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        expect("time", self.time not in (self.label, *self._features()), "a column that is no feature", self.time)
+        expect("time", self.time not in (self.label, *self.feature_names()), "a column that is no feature", self.time)
         ends_of(self.horizons, self.intervals)
 
     @property

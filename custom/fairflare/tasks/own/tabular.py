@@ -25,7 +25,7 @@ from fairflare.data.readers.files import FileSplit
 from fairflare.data.readers.table_features import check_cells
 from fairflare.data.readers.tables import MISSING, SUFFIXES, read_table
 from fairflare.data.site_config import SiteConfig
-from fairflare.data.table_columns import Column, TableFingerprint, by_range, features_of, open_levels
+from fairflare.data.table_columns import Column, by_range, features_of, open_levels
 from fairflare.data.tensors import Split, TensorData
 from fairflare.networks import builtin as networks
 from fairflare.networks import own as own_network
@@ -51,7 +51,7 @@ class Tabular(OwnData):
     Rows without a label are left out. A column "split" with train, val or test fixes the split; without one it is drawn
     from ``data_seed``. A column "patient" holds the same text in all rows of one patient, who is then in one split and
     in one fold; it is no feature and stays at the site. Numbers are scaled by what ``scaling`` says, which a run fills
-    in from all sites' training rows (``table_fingerprint``), so that a patient's risk depends on that patient alone.
+    in from all sites' training rows (``tasks.fingerprint``), so that a patient's risk depends on that patient alone.
     Categories become a 0 or 1 for each level and one for every other value, and are not scaled.
 
     Args:
@@ -131,9 +131,9 @@ class Tabular(OwnData):
             expect(key, 0 < getattr(self, key) <= 0.5, "a number in (0, 0.5]", getattr(self, key))
         expect("data_seed", self.data_seed >= 0, "at least 0", self.data_seed)
         for name in self.outcome_columns:
-            expect("features", name not in self._features(), f"no {name!r}, which is the label", self.features)
-        columns = self._read_columns()
-        numbers, _ = features_of(self._features(), columns)
+            expect("features", name not in self.feature_names(), f"no {name!r}, which is the label", self.features)
+        columns = self.read_columns()
+        numbers, _ = features_of(self.feature_names(), columns)
         scaling = table_columns.read_scaling(self.scaling, len(numbers)) if self.scaling else None
         # One way to write each, so that a run is the same however its options were spelled.
         object.__setattr__(self, "columns", table_columns.as_text(columns))
@@ -147,7 +147,7 @@ class Tabular(OwnData):
 
     def network(self) -> nn.Module:
         inputs = self.table_inputs()
-        n = len(self._features()) if inputs is None else len(inputs.numbers) + len(inputs.plain)
+        n = len(self.feature_names()) if inputs is None else len(inputs.numbers) + len(inputs.plain)
         n += Encoder.of(self.encoder).width if self.attends else 0
         expect("features", n > 0, "columns of the table, separated by commas", self.features)
         outputs, options = self.kind.head(self.classes)
@@ -155,7 +155,7 @@ class Tabular(OwnData):
         return networks.Attended(n, network) if self.attends else network
 
     def read(self, own: SiteConfig) -> TensorData:
-        table, columns, rows, labels = self._table(own)
+        table, columns, rows, labels = self.table(own)
         prepared = self._inputs()
         numbers, plain = prepared.features(table.name, columns)
         scaling = prepared.fixed or scaled_by(numbers[rows["train"]])
@@ -182,26 +182,12 @@ class Tabular(OwnData):
     @property
     def lacks_levels(self) -> bool:
         """Whether a category's levels are not agreed yet, so that nobody knows how many features there are."""
-        return bool(table_columns.open_levels(self._read_columns()))
+        return bool(table_columns.open_levels(self.read_columns()))
 
     def targets(self, own: SiteConfig) -> Tensor:
         """Those of the training rows; raises DataError as ``read``."""
-        _, _, rows, targets = self._table(own)
+        _, _, rows, targets = self.table(own)
         return targets[rows["train"]]
-
-    def fingerprint(self, own: SiteConfig, min_count: int | None) -> tuple[int, TableFingerprint | None]:
-        """How many training rows there are, and what of them may leave; raises DataError as ``read``."""
-        table, columns, rows, _ = self._table(own)
-        train = rows["train"]
-        if min_count is None:
-            return len(train), None
-        names, known = self._features(), self._read_columns()
-        texts = {name: [columns[name][i] for i in train] for name in self._needed() if name in columns}
-        needed = texts | {name: cells[train] for name, cells in columns.items() if isinstance(cells, np.ndarray)}
-        found = table_columns.table_fingerprint(
-            table.name, needed, names, known, GAPS, min_count, sums_only=own.secure_sum, said=own.dates
-        )
-        return len(train), found
 
     def unlabelled(self, own: SiteConfig) -> int:
         table = Path(own.data_root) / own.datalist
@@ -212,8 +198,8 @@ class Tabular(OwnData):
         return self.kind.known(found, self.outcome_columns).count(False) if there else 0
 
     def not_public(self) -> str:
-        columns = self._read_columns()
-        numbers, _ = features_of(self._features(), columns)
+        columns = self.read_columns()
+        numbers, _ = features_of(self.feature_names(), columns)
         if self.scaling:
             return "scaling: expected none, and a range for each number in columns,"
         if lacking := open_levels(columns):
@@ -226,28 +212,28 @@ class Tabular(OwnData):
     def drawn(self) -> tuple[str, ...]:
         return (OPEN_SPLIT,)
 
-    def _features(self) -> list[str]:
+    def feature_names(self) -> list[str]:
         """Columns of the table, and the numbers of its vectors where each row has one."""
         own = table_columns.names_of(self.features)
         return own if self.attends or not self.vectors else own + names(self.vectors, Encoder.of(self.encoder).width)
 
-    def _read_columns(self) -> dict[str, Column]:
-        return table_columns.read_columns(self.columns, self._features())
+    def read_columns(self) -> dict[str, Column]:
+        return table_columns.read_columns(self.columns, self.feature_names())
 
     @property
     def named(self) -> tuple[str, ...]:
-        return (*self.outcome_columns, *self._needed(), *self.attributes)
+        return (*self.outcome_columns, *self.needed(), *self.attributes)
 
-    def _needed(self) -> tuple[str, ...]:
-        since = [one.since for one in self._read_columns().values() if one.since]
+    def needed(self) -> tuple[str, ...]:
+        since = [one.since for one in self.read_columns().values() if one.since]
         return tuple(dict.fromkeys((*table_columns.names_of(self.features), *since)))
 
     def _inputs(self) -> TableInputs:
-        columns = self._read_columns()
+        columns = self.read_columns()
         if lacking := table_columns.open_levels(columns):
             text = "expected levels; `fairflare plan` agrees on those of all sites"
             raise UserError(f"columns: {lacking!r}: {text}")
-        numbers, plain = features_of(self._features(), columns)
+        numbers, plain = features_of(self.feature_names(), columns)
         attributes = self.attributes
         levels = {
             name: one.levels or () for name, one in columns.items() if one.kind == "category" and not one.separator
@@ -263,7 +249,7 @@ class Tabular(OwnData):
             fixed=by_range(numbers) if not self.scaling else table_columns.read_scaling(self.scaling, len(numbers)),
         )
 
-    def _table(self, own: SiteConfig) -> tuple[Path, dict[str, Any], dict[str, np.ndarray], Tensor]:
+    def table(self, own: SiteConfig) -> tuple[Path, dict[str, Any], dict[str, np.ndarray], Tensor]:
         """The file, its labelled rows' cells, the row numbers of each split, and the labels."""
         table = Path(own.data_root) / own.datalist
         if not table.is_file():
@@ -286,11 +272,11 @@ class Tabular(OwnData):
 
     def _lists(self) -> dict[str, str]:
         """Column -> what stands between the codes of a cell."""
-        return {name: one.separator for name, one in self._read_columns().items() if one.separator}
+        return {name: one.separator for name, one in self.read_columns().items() if one.separator}
 
     def _gaps(self) -> tuple[str, ...]:
         """What stands for a missing value, see ``table_features.gaps_of``."""
-        return (*GAPS, *table_columns.coded(self._read_columns()))
+        return (*GAPS, *table_columns.coded(self.read_columns()))
 
     def _rows(self, file: str, columns: dict[str, list[str]]) -> dict[str, np.ndarray]:
         """Split -> row numbers, sorted."""
