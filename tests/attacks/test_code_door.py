@@ -16,11 +16,8 @@ from torch import nn
 from cases import each
 from fairflare.core import user_code
 from fairflare.core.errors import DataError, UserError
-from fairflare.data.site_config import SiteConfig
-from fairflare.engine.setup import tasks
 from fairflare.networks import monai_networks
 from fairflare.networks import own as own_network
-from fairflare.tasks.kinds.own import built_data
 
 NETS = "monai.networks.nets"
 PLAIN = {"spatial_dims": 2, "in_channels": 1, "out_channels": 2}
@@ -185,23 +182,8 @@ def test_nothing_else_can_be_named_as_a_network(name, declared):
     assert len(str(refused.value)) < 1000 and "\n" not in str(refused.value)
 
 
-@each("name", ["os.system", "os.getcwd", "own_file.system", "own_file.Net", "own_file.main", "fairflare.cli.main.main"])
-def test_nothing_else_can_be_named_as_build_data(name, declared):
-    task = tasks.load("classification", site_names="a")
-    with pytest.raises(UserError, match="^build_data: "):
-        built_data(task, name, SiteConfig(site="a"))
-
-
-@each("name", ["fairflare.cli.main.main", "build", "own_file.__call__", "a/b.c", "own file.f"])
-def test_a_misspelt_build_data_is_refused_before_anything_is_read(name):
-    with pytest.raises(UserError, match="^build_data: "):
-        tasks.load("classification", site_names="a", build_data=name)
-
-
 def test_what_a_declared_file_defines_can_be_named(declared):
     assert own_network.build(model("own_file.Net"), (1, 8, 8), (2,))
-    with pytest.raises(DataError, match="FileNotFoundError"):
-        built_data(tasks.load("classification", site_names="a"), "own_file.build_data", SiteConfig(site="a"))
 
 
 def test_a_module_below_a_vouched_folder_is_not_in_it(tmp_path, monkeypatch):

@@ -184,29 +184,23 @@ def test_a_network_that_a_job_may_not_name(site, chosen, text):
 
 
 def test_networks_that_a_job_may_name(site, monkeypatch):
-    for name in ("my_net", "my_data"):  # tests of own code before this one in the same process import theirs
-        monkeypatch.delitem(sys.modules, name, raising=False)
+    monkeypatch.delitem(sys.modules, "my_net", raising=False)  # tests of own code before this one import theirs
     densenet = model(f"{NETS}.densenet.DenseNet121", spatial_dims=2, in_channels=1, out_channels=2)
     assert site.answer(in_options(model=densenet), "images") == ""
-    own = in_options(model=model("my_net.Net"), build_data="my_data.build")
-    (site.root / "local" / "custom" / "my_net.py").write_text("raise SystemExit('was imported')\n")
-    assert "build_data: expected a name in the site's local/custom" in site.answer(own, "images")
-    (site.root / "local" / "custom" / "my_data").mkdir()
-    (site.root / "local" / "custom" / "my_data" / "__init__.py").write_text("raise SystemExit('was imported')\n")
+    own = in_options(model=model("my_net.Net"))
+    assert "model: expected a name in the site's local/custom" in site.answer(own, "images")
+    (site.root / "local" / "custom" / "my_net").mkdir()
+    (site.root / "local" / "custom" / "my_net" / "__init__.py").write_text("raise SystemExit('was imported')\n")
     assert site.answer(own, "images") == ""
-    site.policy(names=["my_net.Net"])
-    assert "build_data: expected a name that this site's policy lists, got 'my_data.build'" in site.answer(
-        own, "images"
-    )
-    assert "my_net" not in sys.modules and "my_data" not in sys.modules
+    site.policy(names=["my_net.Other"])
+    assert "model: expected a name that this site's policy lists, got 'my_net.Net'" in site.answer(own, "images")
+    assert "my_net" not in sys.modules
 
 
 @each(
     "change, text",
     [
         (in_options(datalists="/hospital/data"), "options: datalists: expected none"),
-        (in_options(build_data="fairflare.cli.main.main"), "which is this package's"),
-        (in_options(build_data="../x.y"), "build_data: expected module.Name"),
         (in_options(unknown=1), "unknown key 'unknown'"),
         (in_options(labels="{WORKSPACE}"), "expected no variables, got '{WORKSPACE}'"),
         (in_config(federation="../../x"), "federation: expected the id of an earlier job"),

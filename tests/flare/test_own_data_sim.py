@@ -97,25 +97,22 @@ def test_a_run_is_refused_while_a_site_has_errors(tmp_path, capfd):
     assert "3.png" in (tmp_path / "r" / "preflight_south.txt").read_text(), "the people at the site are told which file"
 
 
-def test_own_network_and_data_from_a_job_folder(tmp_path, monkeypatch):
+def test_an_own_network_from_a_job_folder(tmp_path, monkeypatch):
     """The exported job alone, run by FLARE's own command in a process that knows nothing of the user's files."""
-    net, data = write_code(tmp_path / "code")
+    net, data = write_code(tmp_path / "code"), write_images(tmp_path / "data", masks=False, sites=("site-1", "site-2"))
     model = '{"class_path": "my_net.Net", "args": {"width": 6}}'
-    settings = ("site_names=site-1,site-2", "build_data=my_data.build_data", f"model={model}", "size=32", "channels=1")
-    own = ["--kind", "classification", "--classes", "2", "--code", net, "--code", data, *pairs(settings)]
+    settings = (f"model={model}", "size=32", "channels=1")
+    own = ["--datalists", data, "--kind", "classification", "--classes", "2", "--code", net, *pairs(settings)]
     own += ["--rounds", "2"]
     monkeypatch.setenv(user_code.VARIABLE, "")
     assert run("run", "fedism-plus", *own, "--out", tmp_path / "local") == 0
     assert run("export", "fedism-plus", *own, "--out", tmp_path / "job", "--simulation") == 0
-    for name in ("my_net.py", "my_data.py"):
-        assert (tmp_path / "job" / "app_sites" / "custom" / name).is_file()
-    for file in (net, data):
-        file.unlink()
+    assert (tmp_path / "job" / "app_sites" / "custom" / "my_net.py").is_file()
+    net.unlink()
     folder, environment = tmp_path / "ws", {k: v for k, v in os.environ.items() if k != user_code.VARIABLE}
     said = simulate(tmp_path / "job", folder, 2, environment)
     found = list(folder.glob("**/fairflare/audit.jsonl"))
     assert found, said[-3000:]
     hashes = [verify(path)[-1]["model_sha256"] for path in (tmp_path / "local" / "audit.jsonl", found[0])]
     assert hashes[0] == hashes[1]
-    for name in ("my_net", "my_data"):
-        sys.modules.pop(name, None)
+    sys.modules.pop("my_net", None)

@@ -284,7 +284,6 @@ def tasks_and_methods():
         'model={"class_path": 3}',
         'model={"class_path": "a", "x": 1}',
         'model={"class_path": "nosuch.Net"}',
-        "build_data=nosuch",
         "norm=x",
         "augment=perhaps",
     ):

@@ -204,7 +204,6 @@ def test_numbers_of_small_groups_stay():
         ("after", "recalibrate"),
         ("stacked", True),
         ("solo", True),
-        ("build_data", "a.b"),
     ],
 )
 def test_what_a_script_cannot_be_combined_with(key, value):

@@ -350,7 +350,6 @@ NOT_PUBLIC = [
     ({"columns": '{"a": {"kind": "category"}}'}, "columns: 'a': expected levels"),
     ({"scaling": "site"}, "scaling: expected none, and a range for each number"),
     ({"split_by": "order"}, "split_by: expected row, got order"),
-    ({"build_data": "my.data"}, "build_data: expected none"),
 ]
 
 

@@ -75,7 +75,7 @@ def test_before_fit_there_is_nothing_to_see(tmp_path):
 
 
 def test_named_code_stays_with_its_federation(tmp_path, monkeypatch):
-    net, _ = write_code(tmp_path)
+    net = write_code(tmp_path)
     monkeypatch.setenv("FAIRFLARE_CODE", "")
     assert Federation("fedavg", "heart", code=[net]).config.code
     assert not Federation("fedavg", "heart").config.code

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A user's own network and data: named on the command line, checked, fingerprinted, and refused in one line."""
+"""A user's own network: named on the command line, checked, fingerprinted, and refused in one line."""
 
 import inspect
 import json
@@ -13,6 +13,7 @@ from fairflare.core.errors import DataError, UserError
 from fairflare.engine.audit import verify
 from fairflare.networks import own as own_network
 from own_code import write_code
+from own_folder import write_images
 
 A_CLASS = (inspect.isclass, "a class")
 A_FUNCTION = (inspect.isfunction, "a function")
@@ -24,25 +25,27 @@ def fresh(monkeypatch):
     """No code named before, and none left imported."""
     monkeypatch.setenv(user_code.VARIABLE, "")
     yield
-    for name in ("my_net", "my_data", "my_package"):
+    for name in ("my_net", "my_package"):
         sys.modules.pop(name, None)
 
 
-def own(folder, *extra, sites="a,b", model=MODEL):
-    net, data = write_code(folder)
-    settings = (f"site_names={sites}", "build_data=my_data.build_data", f"model={model}", "size=32", "channels=1")
+def own(folder, *extra, model=MODEL):
+    net, data = write_code(folder), folder / "images"
+    if not data.is_dir():
+        write_images(data, masks=False, sites=("a", "b"))
+    settings = (f"model={model}", "size=32", "channels=1")
     pairs = [part for pair in (*settings, *extra) for part in ("--set", pair)]
-    return ("--kind", "classification", "--classes", "2", "--code", net, "--code", data, *pairs)
+    return ("--datalists", data, "--kind", "classification", "--classes", "2", "--code", net, *pairs)
 
 
-def test_own_network_and_data_train(tmp_path, capsys):
+def test_own_network_trains(tmp_path, capsys):
     code, out, err = call(
         capsys, "run", "fedism-plus", *own(tmp_path), "--rounds", "2", "--no-solo", "--out", tmp_path / "run", "--json"
     )
     assert code == 0, err
-    assert {row["n_train"] for row in json.loads(out)["report"]["sites"].values()} == {24}
+    assert {row["n_train"] for row in json.loads(out)["report"]["sites"].values()} == {12}
     config = json.loads((tmp_path / "run" / "config.json").read_text())
-    assert set(config["code"]) == {"my_net", "my_data"} and len(config["code"]["my_net"]) == 64
+    assert set(config["code"]) == {"my_net"} and len(config["code"]["my_net"]) == 64
     assert config["normalisation"] == "none" and str(tmp_path) not in json.dumps(config)
 
 
@@ -77,15 +80,7 @@ def test_attributes_of_own_data_make_groups(tmp_path, capsys):
     )
     assert code == 0, err
     evaluation = next(e for e in verify(tmp_path / "run" / "audit.jsonl") if e["event"] == "evaluation")
-    assert {g: c["n"] for g, c in evaluation["sites"]["a"]["groups"]["test"].items()} == {"f": 4.0, "m": 4.0}
-
-
-def test_a_site_whose_data_cannot_be_built_is_named_without_its_paths(tmp_path, capsys):
-    arguments = own(tmp_path, sites="a,nowhere")
-    code, _, err = call(capsys, "run", "fedavg", *arguments, "--rounds", "1", "--out", tmp_path / "run")
-    assert code == 1 and "nowhere: error: my_data.build_data" in err and "/hospital/patients/17" in err
-    log = (tmp_path / "run" / "audit.jsonl").read_text()
-    assert '"code": "build_data"' in log.replace('":"', '": "') and "/hospital" not in log
+    assert {g: c["n"] for g, c in evaluation["sites"]["a"]["groups"]["test"].items()} == {"f": 4.0, "m": 2.0}
 
 
 @pytest.mark.parametrize(
@@ -96,8 +91,8 @@ def test_a_site_whose_data_cannot_be_built_is_named_without_its_paths(tmp_path, 
         ('{"class_path": "my_net.Net", "args": {"classes": 3}}', "expected shape (2, 2), got (2, 3)"),
         ('{"class_path": "my_net.Net", "args": {"depth": 3}}', "model: my_net.Net failed on two examples of shape"),
         ('{"class_path": "my_net.Net", "arg": {}}', "model: unknown key 'arg'; did you mean args"),
-        ('{"class_path": "my_data.Images", "args": {"site": "a", "n": 3}}', "my_data.Images is no torch.nn.Module"),
-        ('{"class_path": "my_data.build_data", "args": {}}', "my_data.build_data is no torch.nn.Module"),
+        ('{"class_path": "my_net.Plain", "args": {}}', "my_net.Plain is no torch.nn.Module"),
+        ('{"class_path": "my_net.made", "args": {}}', "my_net.made is no torch.nn.Module"),
         ("{", "model: expected"),
         ("resnet19", "model: expected one of small-cnn, resnet18, or"),
     ],
@@ -109,11 +104,12 @@ def test_a_network_that_does_not_fit_is_refused_in_one_line(model, message, tmp_
 
 
 def test_only_what_is_named_can_be_imported(tmp_path):
-    net, data = write_code(tmp_path)
+    net = write_code(tmp_path)
+    (tmp_path / "my_other.py").write_text(net.read_text())
     user_code.use([net])
     assert user_code.load_object("my_net.Net", "model", *A_CLASS).__name__ == "Net"
-    with pytest.raises(UserError, match="build_data: my_data.build_data cannot be imported"):
-        user_code.load_object("my_data.build_data", "build_data", *A_FUNCTION)
+    with pytest.raises(UserError, match="script: my_other.made cannot be imported"):
+        user_code.load_object("my_other.made", "script", *A_FUNCTION)
 
 
 def test_a_package_folder_is_code_too(tmp_path):
@@ -123,14 +119,14 @@ def test_a_package_folder_is_code_too(tmp_path):
     (folder / "inner.py").write_text("def build(own):\n    return 7\n")
     user_code.use([folder])
     for name in ("my_package.build", "my_package.inner.build"):
-        assert user_code.load_object(name, "build_data", *A_FUNCTION)(None) == 7
+        assert user_code.load_object(name, "script", *A_FUNCTION)(None) == 7
     before = user_code.fingerprints()
     (folder / "inner.py").write_text("def build(own):\n    return 8\n")
     assert user_code.fingerprints() != before
 
 
 def test_a_run_refuses_code_that_changed_or_is_missing(tmp_path, monkeypatch):
-    net, _ = write_code(tmp_path)
+    net = write_code(tmp_path)
     user_code.use([net])
     expected = user_code.fingerprints()
     user_code.check(expected)

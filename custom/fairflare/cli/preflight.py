@@ -135,7 +135,7 @@ def _of_site(path: Path, asked: Question, tell: Tell) -> tuple[list[Finding], di
     own = read_site_config(path)
     described = read_description(Path(own.data_root, own.datalist).parent) if own.data_root and own.datalist else {}
     built, preset = _task(asked, described)
-    if not own.data_root and not getattr(built, "build_data", ""):
+    if not own.data_root:
         raise UserError(f"site configuration {path.name}: expected data_root, got none")
     return _findings(built, preset, asked.site or named_in(path), own, asked, tell)
 

@@ -20,7 +20,6 @@ LEVELS = ("error", "accepted", "warning")
 SPLIT_NAMES: tuple[SplitName, ...] = ("train", "val", "test")
 CODES = {
     "attribute": "an attribute is missing for some examples",
-    "build_data": "the site's own build_data failed",
     "bundle": "the bundle's transforms do not fit the image",
     "code": "the user's code is not there or differs",
     "column": "the table lacks a column",

@@ -376,9 +376,8 @@ def check_config(content: Mapping[str, Any], policy: Policy, homes: list[Path], 
 
 def _names(options: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """The options that name a class or function outside MONAI; ``tasks.load`` has checked how they are written."""
-    for key in ("build_data", "script"):
-        if name := options.get(key):
-            yield key, str(name)
+    if name := options.get("script"):
+        yield "script", str(name)
     if (name := class_path(str(options.get("model", "")))) and not monai_networks.is_listed(name):
         yield "model", name
 

@@ -158,7 +158,7 @@ def predict(opened: Opened, named: Sequence[Path], folder: Path, converting: Sit
     """
     table, images = opened.task.table_inputs(), opened.task.image_inputs()
     if table is None and images is None:
-        text = "its inputs are made by code (build_data), or nobody has said how a file becomes one"
+        text = "its inputs are made by code, or nobody has said how a file becomes one"
         raise UserError(f"task {opened.config.task}: {text}; use fairflare export-model")
     if table is not None:
         found = _of_table(opened, table, table_of(named), converting or opened.conversions.get(opened.site))

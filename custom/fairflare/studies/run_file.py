@@ -106,7 +106,7 @@ class Choices(Given):
     ] = None
     code: Annotated[
         Paths,
-        Flag("Your own .py file or package that the run needs, for a network or build_data; repeat for more.", "FILE"),
+        Flag("Your own .py file or package that the run needs, for a network or a script; repeat for more.", "FILE"),
     ] = []
     script: Annotated[Path | None, Flag("Your own training loop, on fairflare.client; FLARE runs it.", "FILE")] = None
     bundle: Annotated[

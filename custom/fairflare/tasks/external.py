@@ -57,14 +57,6 @@ def labelled(
         return task.local_data(site, own)  # data that come with a task say themselves what is for testing
     if isinstance(task, OwnData):
         own = task.located(site, own)
-        if task.build_data:
-            data = task.local_data(site, own)
-            found = [split for split in data.splits.values() if len(split)]
-            if not all(isinstance(split, Split) for split in found):
-                raise DataError("build_data", "build_data: expected tensors, so that all splits can be put together")
-            inputs, targets = (torch.cat([getattr(s, name) for s in found]) for name in ("inputs", "targets"))
-            attributes = {name: [value for s in found for value in s.attributes[name]] for name in found[0].attributes}
-            return _for_testing(task, Split(inputs, targets, attributes), data.mean, data.std)
     assert own is not None  # a task of one's own data says where they are, or raises
     table, images = task.table_inputs(), task.image_inputs()
     if table is not None:

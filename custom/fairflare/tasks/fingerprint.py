@@ -182,7 +182,7 @@ def fingerprint(task: OwnData, site: str, own: SiteConfig | None, min_count: int
             which every site declares.
     """
     try:
-        if isinstance(task, Tabular) and not task.build_data:
+        if isinstance(task, Tabular):
             here = task.located(site, own)
             n, table = of_rows(task, here, min_count)
             fits = task.kind.has_classes and table is not None and not here.secure_sum
@@ -195,8 +195,6 @@ def fingerprint(task: OwnData, site: str, own: SiteConfig | None, min_count: int
         return None
     train = splits["train"]
     classes = task.kind.n_classes(task.classes) or 1
-    if task.build_data:
-        return Fingerprint(len(train), classes=classes)
     items = [item for item in getattr(train, "items", ()) if isinstance(item, Item)]
     spaced = np.linspace(0, len(items) - 1, min(len(items), LOOKED_AT)).round().astype(int)
     looks = []

@@ -103,8 +103,6 @@ def finding_of(error: Exception) -> Finding:
 def _of_list(task: OwnData, own: SiteConfig) -> Iterator[Finding]:
     """Entry by entry: keys, classes, paths; then patients and attributes."""
     path, root = Path(own.data_root, own.datalist), Path(own.data_root)
-    if task.build_data:
-        return
     if unlabelled := task.unlabelled(own):
         text = f"table {path.name}: {unlabelled} rows have no label and are left out"
         yield Finding("warning", NO_LABEL, "", unlabelled, text)

@@ -126,10 +126,8 @@ def _check_budget(config: RunConfig, trainer: Trainer, task: Task) -> None:
     expected("after", config.after == NO_STEP, f"none {what} sums over calibration cases", config.after)
     expected("best_by", config.best_by == NO_CHOICE, f"none {what} validation cases", config.best_by)
     expected("task", not task.by_script, f"no script {what} what a script does", config.task)
-    if isinstance(task, OwnData):
-        expected("build_data", not task.build_data, f"none {what} what a function of yours does", task.build_data)
-        if reason := task.not_public():
-            raise UserError(f"{reason} with {by}: training rows may decide nothing past the budget")
+    if isinstance(task, OwnData) and (reason := task.not_public()):
+        raise UserError(f"{reason} with {by}: training rows may decide nothing past the budget")
 
 
 def _check_site_noise(config: RunConfig, trainer: Trainer, task: Task) -> None:

@@ -114,7 +114,7 @@ def plan_for(name: str, options: Mapping[str, Any]) -> Plan:
         A plan without choices for every other task, for data that a function builds, and where no site's data can be
         read, which preflight then says.
     """
-    if not issubclass(tasks.known(name), OwnData) or not options.get("datalists") or options.get("build_data"):
+    if not issubclass(tasks.known(name), OwnData) or not options.get("datalists"):
         return NOTHING
     folder = Path(str(options["datalists"]))
     if not folder.is_dir():

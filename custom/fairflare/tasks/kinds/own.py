@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-import inspect
 import json
 import re
 from abc import abstractmethod
@@ -14,15 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-import numpy as np
-import torch
-from torch import Tensor
-
-from fairflare.core.errors import DataError, FairFlareError, UserError
-from fairflare.core.user_code import check_name, load_object
+from fairflare.core.errors import DataError, UserError
 from fairflare.core.validation import Names
-from fairflare.data.readers.datalist import DESCRIPTION, INSIDE, PATIENTS, PREFIX, patients_of
-from fairflare.data.readers.files import FileSplit
+from fairflare.data.readers.datalist import DESCRIPTION, INSIDE, PREFIX
 from fairflare.data.site_config import SiteConfig
 from fairflare.data.tensors import TensorData
 from fairflare.tasks.base import Task, expect, expect_choices
@@ -43,7 +36,6 @@ class OwnData(Task):
         site_names: the sites; filled from the folder.
         labels: number of classes, or their names.
         attribute_values: sensitive attributes and their values.
-        build_data: "module.function" that builds a site's data in place of lists, see ``tasks.kinds.own``.
     """
 
     real = "everything: the sites' own files"
@@ -56,7 +48,6 @@ class OwnData(Task):
     site_names: str
     labels: str
     attribute_values: str
-    build_data: str
 
     @property
     def classes(self) -> tuple[str, ...]:  # type: ignore[override]  # depends on an option
@@ -91,17 +82,14 @@ class OwnData(Task):
         return dict.fromkeys(self._names(), "own data")
 
     def check_data(self) -> None:
-        for site in self.sites() if self.datalists and not self.build_data else ():
+        for site in self.sites() if self.datalists else ():
             self._list_of(site)
 
     def site_data(self, site: str) -> TensorData:
         return self.local_data(site, None)
 
     def local_data(self, site: str, own: SiteConfig | None) -> TensorData:
-        own = self.located(site, own)
-        if self.build_data:
-            return built_data(self, self.build_data, own)
-        return self.read(own)
+        return self.read(self.located(site, own))
 
     def located(self, site: str, own: SiteConfig | None) -> SiteConfig:
         """``own`` where it names a list; on a machine that has all sites' lists, those of ``site``.
@@ -109,15 +97,13 @@ class OwnData(Task):
         Raises:
             UserError: neither is there.
         """
-        if own is not None and (own.datalist or self.build_data):
+        if own is not None and own.datalist:
             return own
         if self.datalists:
             base = own or SiteConfig(site=site)
             root, links = root_of(Path(self.datalists))
-            datalist = "" if self.build_data else str(self._list_of(site).relative_to(root))
+            datalist = str(self._list_of(site).relative_to(root))
             return dataclasses.replace(base, data_root=str(root), datalist=datalist, links=base.links or links)
-        if self.build_data:
-            return own or SiteConfig(site=site)
         raise DataError("no_datalist", f"site {site}: expected a site configuration with data_root and datalist")
 
     def unlabelled(self, own: SiteConfig) -> int:
@@ -152,8 +138,6 @@ class OwnData(Task):
 
     def _check_own(self, fewest: int) -> None:
         expect_choices(self)
-        if self.build_data:
-            check_name(self.build_data, "build_data")
         names = [name.lower() for name in self._names()]
         differ = len(set(names)) == len(names)
         expect("site_names", differ, "names that differ by more than upper and lower case", self.site_names)
@@ -231,76 +215,3 @@ def _texts(found: Any) -> list[str]:
 def sites_in(folder: Path, suffixes: Sequence[str]) -> list[str]:
     lists = [path for path in folder.iterdir() if path.suffix in suffixes and path.stem != DESCRIPTION]
     return sorted({path.stem.removeprefix(PREFIX) for path in lists if not path.name.startswith(".")})
-
-
-KEYS = ("image", "input")
-
-
-def built_data(task: Task, function: str, own: SiteConfig) -> TensorData:
-    """The data that a user's own ``function`` ("module.name") builds for the site of ``own``, which it is called with.
-
-    It returns three data sets: training, validation and test. A data set has a length and gives, for a number, a pair
-    (input, label) or a mapping with the keys "image" (or "input"), "label" and, where there are some, "patient_id" and
-    attributes such as "sex". An input is an array or tensor of floats (C, H, W) or (features,), taken as it is; a label
-    is a class number or a mask (structures, H, W) of 0 and 1. The training set may transform at random: torch,
-    NumPy and ``random`` are seeded before each round. Every example of a task with class labels is read once for its
-    class.
-
-    Raises:
-        UserError: the function cannot or must not be imported.
-        DataError: "build_data": it failed or returned something else; "label": a class that the task lacks.
-    """
-    build = load_object(function, "build_data", inspect.isfunction, "a function")
-    try:
-        found = build(own)
-        sets = dict(zip(("train", "val", "test"), found, strict=True))
-        lengths = {split: len(data) for split, data in sets.items()}
-    except FairFlareError:
-        raise
-    except Exception as error:  # user's code runs here
-        text = f"{function}: expected (training, validation, test), each with a length; {type(error).__name__}: {error}"
-        raise DataError("build_data", text) from error
-    splits = {split: _split(task, function, split, data, lengths[split]) for split, data in sets.items()}
-    return TensorData.of(splits, n_classes=task.kind.n_classes(task.classes))
-
-
-def _split(task: Task, function: str, split: str, data: Any, n: int) -> FileSplit:
-    def read(row: int) -> tuple[Tensor, Tensor]:
-        return _example(task, f"{function}: {split}[{row}]", data[row])[:2]
-
-    labels: list[int] = []
-    columns: dict[str, list[str]] = {name: [] for name in (*task.attributes, *PATIENTS)}
-    for row in range(n) if task.kind.has_classes or task.attributes else ():
-        _, target, attributes = _example(task, f"{function}: {split}[{row}]", data[row])
-        if task.kind.has_classes:
-            labels.append(int(target))
-        for name, values in columns.items():
-            values.append(str(attributes.get(name, "")))
-    whose = patients_of({key: columns.pop(key) for key in PATIENTS})
-    # Its transforms may be random, so nothing is kept and one thread reads.
-    return FileSplit(range(n), read, torch.tensor(labels, dtype=torch.int64), columns, cache_rate=0.0, patients=whose)
-
-
-def _example(task: Task, where: str, found: Any) -> tuple[Tensor, Tensor, Mapping[str, Any]]:
-    attributes: Mapping[str, Any] = {}
-    try:
-        if isinstance(found, Mapping):
-            attributes = found
-            found = next(found[key] for key in KEYS if key in found), found["label"]
-        image, label = found
-        inputs = torch.as_tensor(np.asarray(image), dtype=torch.float32)
-        target = torch.as_tensor(np.asarray(label))
-    except Exception as error:  # whatever the user's data set gives
-        text = f'{where}: expected (input, label) or {{"image": ..., "label": ...}}; {type(error).__name__}: {error}'
-        raise DataError("build_data", text) from error
-    if not torch.isfinite(inputs).all():
-        raise DataError("nonfinite", f"{where}: expected finite numbers in the input")
-    if task.kind.has_masks:
-        if target.dim() != max(inputs.dim(), 3) or len(target) != len(task.classes):
-            expected = f"a mask ({len(task.classes)}, {'X, Y, Z' if inputs.dim() == 4 else 'H, W'})"
-            raise DataError("shape", f"{where}: label: expected {expected}, got shape {tuple(target.shape)}")
-        return inputs, target.to(torch.uint8), attributes
-    if target.dim() or target.is_floating_point() or not 0 <= int(target) < len(task.classes):
-        whole = f"a whole number from 0 to {len(task.classes) - 1}"
-        raise DataError("label", f"{where}: label: expected {whole}, got {label!r}")
-    return inputs, target.to(torch.int64), attributes

@@ -148,9 +148,6 @@ class OwnFiles(ImageFiles, OwnData):
         lists = read_datalist(root / own.datalist, root, **self.kind.lists(self.classes), links=own.links)
         return self.data_of(lists, own)
 
-    def image_inputs(self) -> ImageInputs | None:
-        return None if self.build_data else super().image_inputs()
-
     def scaling(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
         found = []
         for key, text in (("mean", self.mean), ("std", self.std)):
@@ -186,7 +183,6 @@ class OwnImages(OwnFiles):
     std: str = ""
     window: str = ""
     channels: int = 3
-    build_data: str = ""
     model: str = ""
     norm: str = ""
     augment: bool = False

@@ -49,7 +49,6 @@ class OwnVolumes(OwnFiles):
     std: str = ""
     window: str = ""
     channels: int = 1
-    build_data: str = ""
     model: str = ""
     norm: str = ""
 

@@ -191,7 +191,6 @@ class BundleTask(OwnData):
 
     volumes: ClassVar[bool] = False
     masks: ClassVar[bool] = False
-    build_data: ClassVar[str] = ""  # type: ignore[misc]  # a bundle reads files
     presets = PRESETS
 
     datalists: str = ""

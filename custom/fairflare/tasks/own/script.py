@@ -30,7 +30,6 @@ class Script(OwnData):
         datalists: folder with a folder of data per site on this machine; in a federation each site has its own.
         script: "module.name": the script, and the function or class in it that makes the network without arguments.
         scores: names of the metrics that the script reports, each from 0 to 1; the first is the headline.
-        build_data: empty; the script reads its data.
     """
 
     name = "script"
@@ -49,7 +48,6 @@ class Script(OwnData):
     scores: Names = "accuracy"
     labels: Names = "2"
     attribute_values: str = ""
-    build_data: str = ""
 
     def __post_init__(self) -> None:
         self._check_own(fewest=1)
@@ -57,7 +55,6 @@ class Script(OwnData):
         names = self.metrics
         expect("scores", len(names) == len(set(names)) > 0 and all(names), "different names", self.scores)
         expect("scores", all(name.isidentifier() for name in names), "names of letters, digits and _", self.scores)
-        expect("build_data", not self.build_data, "none with a script, which reads its data", self.build_data)
 
     @property
     def metrics(self) -> tuple[str, ...]:

@@ -72,8 +72,6 @@ class Tabular(OwnData):
         attribute_values: columns of sensitive attributes and their values; they are no features unless named there too.
         test_fraction: share of the rows in the test split, in (0, .5].
         val_fraction: share of the remaining ones in the validation split, in (0, .5].
-        build_data: "module.function" that builds a site's data in place of a table, see ``tasks.kinds.own``; its
-            inputs then have as many numbers as ``features`` has names.
         model: "mlp" (64 hidden units), "linear", or a class of yours as {"class_path": "my_net.Net", "args": {...}}.
         vectors: a folder of features that an encoder has computed, see ``data.readers.vectors``; they are joined to the
             table's rows by the column patient_id, patient, slide_id or id. Empty: none.
@@ -110,7 +108,6 @@ class Tabular(OwnData):
     attribute_values: str = ""
     test_fraction: float = 0.2
     val_fraction: float = 0.15
-    build_data: str = ""
     model: str = "mlp"
     vectors: Annotated[str, Text(pattern=f"({NAME.pattern})?", words="a folder's name")] = ""
     encoder: str = ""
@@ -146,8 +143,8 @@ class Tabular(OwnData):
         return self.pooling == "attention"
 
     def network(self) -> nn.Module:
-        inputs = self.table_inputs()
-        n = len(self.feature_names()) if inputs is None else len(inputs.numbers) + len(inputs.plain)
+        inputs = self._inputs()
+        n = len(inputs.numbers) + len(inputs.plain)
         n += Encoder.of(self.encoder).width if self.attends else 0
         expect("features", n > 0, "columns of the table, separated by commas", self.features)
         outputs, options = self.kind.head(self.classes)
@@ -176,8 +173,8 @@ class Tabular(OwnData):
         data.scaling, data.conversion, data.keyed = scaling, own.conversion, bool(own.patient_key)
         return data
 
-    def table_inputs(self) -> TableInputs | None:
-        return None if self.build_data else self._inputs()
+    def table_inputs(self) -> TableInputs:
+        return self._inputs()
 
     @property
     def lacks_levels(self) -> bool:
