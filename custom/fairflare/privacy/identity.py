@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -41,10 +40,9 @@ class NoIdentity:
 
 @dataclass(frozen=True)
 class Credentials:
-    """What a server or a site has been given; ``ckks`` reads TenSEAL's context, the sites' with the secret key."""
+    """What a server or a site has been given."""
 
     identity: Identity = field(default_factory=NoIdentity)
-    ckks: Callable[[], bytes] = bytes
 
 
 def is_proof(name: str, value: Any) -> bool:
