@@ -8,11 +8,13 @@ import re
 from pathlib import Path
 from typing import Any
 
+from nvflare.apis.analytix import AnalyticsDataType
 from nvflare.apis.dxo import DXO, MetaKey, from_shareable
 from nvflare.apis.dxo_filter import DXOFilter
 from nvflare.apis.fl_constant import FLContextKey, ReturnCode
 from nvflare.apis.fl_context import FLContext
 from nvflare.apis.shareable import Shareable, make_reply
+from nvflare.apis.utils.analytix_utils import create_analytic_dxo, send_analytic_dxo
 from nvflare.app_common.abstract.fl_model import FLModel, ParamsType
 from nvflare.app_common.app_constant import AppConstants
 from nvflare.app_common.utils.fl_model_utils import FLModelUtils
@@ -23,7 +25,6 @@ from fairflare.engine.setup.at_site import leaves
 from fairflare.engine.setup.site_parts import site_parts
 from fairflare.flare import wire
 from fairflare.flare.paths import job_config, vouch_for_code
-from fairflare.flare.tracking import tell_receivers_here
 from fairflare.flare.wire import ANSWERED, ERROR_HEADER, VALIDATE, VERSION, answer_from_model, by_split
 from fairflare.privacy.egress import Egress
 
@@ -100,7 +101,10 @@ class EgressFilter(DXOFilter):
         )
         self._egress.check("evaluate" if task == VALIDATE else task, found)
         if task == self._egress.task_with_update and fl_ctx.get_engine() is not None:
-            tell_receivers_here(self, metrics, model.meta["round"], fl_ctx)
+            for name, value in metrics.items():  # receivers at the site itself, in its own folder: nothing is sent
+                step = {"global_step": model.meta["round"]}
+                dxo = create_analytic_dxo(f"score/{name}", float(value), AnalyticsDataType.SCALAR, **step)
+                send_analytic_dxo(self, dxo, fl_ctx)
 
     def _masked(self, dxo: DXO, shareable: Shareable, fl_ctx: FLContext) -> DXO:
         """With secure sums an update leaves masked or not at all."""

@@ -13,10 +13,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from nvflare.apis.analytix import ANALYTIC_EVENT_TYPE, AnalyticsDataType
-from nvflare.apis.fl_component import FLComponent
 from nvflare.apis.fl_constant import EventScope, FedEventHeader, FLContextKey, ReservedKey
-from nvflare.apis.fl_context import FLContext
-from nvflare.apis.utils.analytix_utils import create_analytic_dxo, send_analytic_dxo
+from nvflare.apis.utils.analytix_utils import create_analytic_dxo
 from nvflare.app_common.abstract.fl_model import FLModel
 from nvflare.app_common.app_constant import AppConstants
 from nvflare.app_common.app_event_type import AppEventType
@@ -95,10 +93,3 @@ def over_sites(metrics: Sequence[Mapping[str, float]]) -> dict[str, float]:
         found[f"worst_{name}"] = (min if named(name).higher_is_better else max)(values)
         found[f"gap_{name}"], found[f"std_{name}"] = max(values) - min(values), statistics.pstdev(values)
     return found
-
-
-def tell_receivers_here(source: FLComponent, metrics: Mapping[str, float], step: int, fl_ctx: FLContext) -> None:
-    """The metrics of one answer for receivers at the site itself, in its own folder; nothing is sent."""
-    for name, value in metrics.items():
-        dxo = create_analytic_dxo(f"score/{name}", float(value), AnalyticsDataType.SCALAR, global_step=step)
-        send_analytic_dxo(source, dxo, fl_ctx)
