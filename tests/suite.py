@@ -163,6 +163,7 @@ def pytest_unconfigure(config):
 @pytest.fixture
 def forks(monkeypatch):
     """Workers are forked whatever other files have imported or left running."""
+    monkeypatch.delitem(sys.modules, "tenseal", raising=False)
     left = {*threading.enumerate()} - {threading.main_thread()}
     monkeypatch.setattr(threading, "active_count", lambda: len({*threading.enumerate()} - left))
 

@@ -16,6 +16,7 @@ from fairflare.core.errors import UserError
 from fairflare.engine.setup import tasks
 from fairflare.engine.setup.config import make_config
 from fairflare.flare.recipe import FairRecipe
+from fairflare.privacy.secure_sums import check_scheme
 
 ROOT = Path(__file__).parents[2]
 INSTALL = "pip install 'fairflare[lab]'"
@@ -43,6 +44,11 @@ def test_what_is_not_installed_is_one_line_that_says_how(asked, capsys):
         main({asked!r})"""
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
     assert done.returncode == 2 and done.stderr.count("\n") == 1 and INSTALL in done.stderr, done.stderr
+
+
+def test_ckks_without_the_lab(without):
+    with pytest.raises(UserError, match="fairflare-lab, which is not installed"):
+        check_scheme("ckks")
 
 
 def test_a_run_of_the_house_imports_nothing_of_the_lab(tmp_path):

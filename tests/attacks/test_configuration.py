@@ -84,7 +84,7 @@ ATTACKS = [
     ("min_count", 0.5, "min_count: expected a whole number"),
     ("group_by", "label+" * 900, "group_by: expected at most 4096 characters"),
     ("group_by", "label+label", "group_by: expected different attributes"),
-    ("secure_sum", "rot13", "secure_sum: expected one of none, masks"),
+    ("secure_sum", "rot13", "secure_sum: expected one of none, masks, ckks"),
     ("code", {"../../x": "0" * 64}, "code: expected names of modules"),
     ("code", {"my_net": "abc"}, "code: my_net: expected a SHA-256"),
     ("code", {"fairflare": "0" * 64}, "code: expected names of modules"),

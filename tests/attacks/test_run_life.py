@@ -23,6 +23,7 @@ from fairflare.engine.exchanges.evaluate import EvaluateAtSite
 from fairflare.engine.exchanges.train import TrainAtSite
 from fairflare.engine.files import LOCK, SERVER_LOCK, locked
 from fairflare.engine.memory import SiteMemory
+from fairflare.engine.setup.config import make_config
 from fairflare.engine.site import Site
 from fairflare.report import write
 from fairflare.report.write import verify_run
@@ -594,6 +595,28 @@ def test_strangers_beside_the_sites_memories_stay(moment, capsys, tmp_path, copy
     ours = {folder / "sites" / f"site-{number}.safetensors" for number in range(1, 5)}
     theirs = {p: p.is_dir() or p.read_bytes() for p in (folder / "sites").rglob("*") if not p.name.endswith(KEPT)}
     assert theirs == {path: held for path, held in found.items() if path not in ours and not path.name.endswith(KEPT)}
+
+
+@pytest.mark.parametrize("stranger", [True, False])
+def test_strangers_beside_the_keys_of_a_simulated_run_stay(stranger, tmp_path, monkeypatch):
+    simulate = pytest.importorskip("fairflare.flare.simulate")
+    place, wrote = tmp_path / "he", (simulate.SITE_CONTEXT, simulate.SERVER_CONTEXT)
+
+    def contexts(folder):
+        place.mkdir()
+        for name in wrote:
+            (place / name).write_bytes(b"key")
+
+    monkeypatch.setattr(simulate, "make_contexts", contexts)
+    monkeypatch.setattr(simulate, "_environment", lambda folder: dict(os.environ))
+    monkeypatch.setattr(simulate.sys, "executable", "false")  # the simulator ends at once
+    found = {}
+    monkeypatch.setattr(simulate, "_fetch", lambda *_: found.update(strange(place) if stranger else {}))
+    config = make_config("fedavg", "support2", rounds=1, values={"secure_sum": "ckks"})
+    with pytest.raises(RunFailed, match="the simulator ended"):
+        simulate.run_simulator(config, tmp_path, ["site-1"])
+    found = {path: content for path, content in found.items() if path.name not in wrote}
+    assert place.exists() == stranger and {p: p.is_dir() or p.read_bytes() for p in place.rglob("*")} == found
 
 
 # --force and strangers

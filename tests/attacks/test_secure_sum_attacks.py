@@ -2,6 +2,7 @@
 """A server that treats sites of a secure sum differently, or makes sums up, learns no site's update from it."""
 
 import dataclasses
+import functools
 import json
 import types
 
@@ -18,10 +19,11 @@ from fairflare.engine.in_process import InProcess
 from fairflare.engine.memory import SiteMemory
 from fairflare.engine.server_sums import ServerSums
 from fairflare.engine.site import Site
-from fairflare.privacy.secure_sums import BITS, SIZE, STEP, MaskedSums, masked_sizes, passed_on
+from fairflare.privacy.secure_sums import BITS, SIZE, STEP, Credentials, combiner, number_scheme, sealed_sizes
 from fairflare.privacy.sum_keys import PairwiseKeys
 from fairflare.privacy.sum_protocol import SumRefused
 from fairflare.trainers.gsam import GSAM
+from fairflare_lab.privacy.encrypted_sums import EXPONENTS, new_contexts
 
 NAMES = [f"site-{k}" for k in range(1, 5)]
 VICTIM = "site-2"
@@ -70,14 +72,15 @@ class Attack:
         update: the victim's own, as it was trained.
     """
 
-    def __init__(self, lie, kept=None, rule=None, rounds=1, federations=None, rules=()):
+    def __init__(self, lie, scheme="masks", kept=None, rule=None, rounds=1, federations=None, rules=()):
+        self.credentials = contexts(scheme)
         self.rules = dict.fromkeys(NAMES, rule or FedISM()) | dict(rules)
-        self.sites = {name: self._site(k, name, kept, federations) for k, name in enumerate(NAMES, 1)}
+        self.sites = {name: self._site(k, name, scheme, kept, federations) for k, name in enumerate(NAMES, 1)}
         self.model = initial_model()
         server = ServerSums(
-            pass_on=passed_on,
+            pass_on=combiner(scheme, self.credentials[1]),
             vouched=lambda site, said: True,
-            sizes=masked_sizes(FedISM.n_terms),
+            sizes=sealed_sizes(scheme, FedISM.n_terms),
             least=3,
         )
         transport = LyingServer(self.sites, lie)
@@ -91,13 +94,14 @@ class Attack:
         self.masked, arrived = transport.masked, transport.masked.values()
         self.noise = {key: sum(one[key] for one in arrived).double() * STEP for key in self.update} if arrived else {}
 
-    def _site(self, k, name, kept, federations):
+    def _site(self, k, name, scheme, kept, federations):
         keys, memory = PairwiseKeys(name, "a run"), SiteMemory()
         if kept and name in kept:
             memory.keep(0, {KEPT: kept[name]})
+        numbers = number_scheme(scheme, keys, self.credentials[0])
         trainable = frozenset(name for name, _ in small_network().named_parameters())
         more = {"trainable": trainable} | ({"federation": federations[k - 1]} if federations else {})
-        sums = Remembering(self.rules[name], MaskedSums(keys), keys, memory, PROBES[0].reports, 3, **more)
+        sums = Remembering(self.rules[name], numbers, keys, memory, PROBES[0].reports, 3, **more)
         return Site(name, Blobs(k), small_network(), GSAM(), PROBES, TRAINING, Accuracy(), seed=5, aggregation=sums)
 
     @property
@@ -118,6 +122,16 @@ class Attack:
         keys = keys or list(self.update)
         mine, theirs = (torch.cat([one[key].double().flatten() for key in keys]) for one in (self.update, self.noise))
         return float(torch.nn.functional.cosine_similarity(mine, theirs, dim=0)) > 0.99
+
+
+@functools.cache
+def contexts(scheme):
+    """The sites' credentials and the server's."""
+    if scheme == "masks":
+        return Credentials(), Credentials()
+    pytest.importorskip("tenseal", reason="the extra he is not installed")
+    own, public = new_contexts()
+    return Credentials(ckks=lambda: own), Credentials(ckks=lambda: public)
 
 
 def told(**change):
@@ -176,9 +190,44 @@ def test_messages_of_its_own_for_each_site(others):
     assert f"{VICTIM}: site_error refused: not the sums that were asked for" in attack.reasons
 
 
-def test_a_model_with_dead_units_for_the_others():
-    attack = Attack(dead_for_the_others)
+@each("scheme", ["masks", "ckks"])
+def test_a_model_with_dead_units_for_the_others(scheme):
+    attack = Attack(dead_for_the_others, scheme)
     assert attack.fails and not attack.reads_the_victim(LEARNED)
+
+
+def with_ciphertext(total, change):
+    """What sites are told, with another ciphertext in it."""
+    altered = change(total["total"] if isinstance(total, dict) else total)
+    return {**total, "total": altered} if isinstance(total, dict) else altered
+
+
+def added(total, amounts):
+    """The server cannot read a ciphertext, but add to it."""
+    ts = pytest.importorskip("tenseal", reason="the extra he is not installed")
+    public = ts.context_from(contexts("ckks")[1].ckks())
+    return with_ciphertext(total, lambda one: (ts.ckks_vector_from(public, one) + amounts).serialize())
+
+
+RUNGS = len(EXPONENTS)
+AS_IT_IS = [0.0] * (2 * RUNGS)
+HUGE = [1e5] + [0.0] * (RUNGS - 1) + [0.0] + [4.0] * (RUNGS - 1)
+"""Added to an encrypted number: that it is too large at all scales but one, and there 1e5."""
+
+
+def test_encrypted_sums_of_its_own_for_each_site():
+    attack = Attack(told(victim=lambda total: total, others=lambda total: added(total, HUGE + 3 * AS_IT_IS)), "ckks")
+    assert set(attack.masked) == {VICTIM} and not attack.reads_the_victim() and attack.summed.total is None
+    assert attack.reasons.count("encrypted sums that are not of everyone's numbers") == 3
+
+
+def test_encrypted_sums_that_single_out_a_site_which_is_new():
+    """The server adds the same for all: the shares of those that are not new become next to nothing."""
+    kept = {name: 1 / 3 for name in NAMES if name != VICTIM}
+    spread = told(**dict.fromkeys(("victim", "others"), lambda total: added(total, 2 * HUGE + 2 * AS_IT_IS)))
+    attack = Attack(spread, "ckks", kept=kept)
+    assert not attack.masked and not attack.reads_the_victim()
+    assert attack.reasons.count("encrypted sums that are not of everyone's numbers") == 4
 
 
 def test_sums_that_single_out_a_site_which_is_new():
@@ -258,9 +307,10 @@ DIFFERENCES = {
 }
 
 
+@each("scheme", ["masks", "ckks"])
 @each("name", DIFFERENCES)
-def test_whatever_the_victim_is_sent_otherwise_no_sum_comes_about(name):
-    attack = Attack(DIFFERENCES[name])
+def test_whatever_the_victim_is_sent_otherwise_no_sum_comes_about(name, scheme):
+    attack = Attack(DIFFERENCES[name], scheme)
     assert attack.fails and not attack.reads_the_victim()
 
 

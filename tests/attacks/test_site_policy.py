@@ -322,7 +322,7 @@ RULES = [
     ({"tasks": ["tabular"]}, "task: expected one of tabular, got 'support2'"),
     ({"max_rounds": 3}, "rounds: expected at most 3, got"),
     ({"min_count": 11}, "min_count: expected at least 11, got 10"),
-    ({"secure_sum": True}, "secure_sum: expected masks, got none"),
+    ({"secure_sum": True}, "secure_sum: expected masks or ckks, got none"),
     ({"allow_kode": False}, "unknown key 'allow_kode'; did you mean allow_code"),
     ({"allow_code": "no"}, "allow_code: expected true or false"),
     ({"max_rounds": True}, "max_rounds: expected a whole number"),

@@ -9,6 +9,7 @@ import tempfile
 from pathlib import Path
 
 import pytest
+import torch
 from slow_trainer import SECRET
 from stock_simulator import simulate
 
@@ -80,6 +81,16 @@ def test_simulator_and_in_process_agree_bit_for_bit(tmp_path):
         "tb_events",
         "log.txt",
     } <= names
+
+
+def test_encrypted_sums_over_flare(tmp_path):
+    pytest.importorskip("tenseal", reason="the extra he is not installed")
+    for name, env in (("local", "local"), ("flare", "sim")):
+        run = ["run", "fedism-plus", *TASK, "--set", "secure_sum=ckks", "--rounds", 2, "--env", env]
+        call(*run, "--no-solo", "--out", tmp_path / name)
+    local, flare = (model_of(tmp_path / name) for name in ("local", "flare"))
+    assert all(torch.allclose(local[key], flare[key], rtol=0, atol=1e-6) for key in local)
+    assert not (tmp_path / "flare" / "he").exists(), "the key of the run stays with it"
 
 
 class Skipping(InProcess):

@@ -524,13 +524,23 @@ def test_a_site_may_insist_on_secure_sums(tmp_path, monkeypatch):
                 build_site(config, parts, "site-1")
 
 
+def test_encrypted_sums_end_in_the_same_model(tmp_path):
+    pytest.importorskip("tenseal")
+    models = {}
+    for scheme in ("masks", "ckks"):
+        (tmp_path / scheme).mkdir()
+        models[scheme] = run_local(config_of(scheme), tmp_path / scheme)
+    assert close(models["masks"], models["ckks"], 1e-6)
+
+
 REFUSED = [
     ("fedfv", {"secure_sum": "masks"}, "fedfv weighs by more than sums"),
     ("fedce", {"secure_sum": "masks"}, "fedce weighs by more than sums"),
-    ("fedism-plus", {"secure_sum": "maskz"}, "expected one of none, masks, got 'maskz'"),
+    ("fedism-plus", {"secure_sum": "maskz"}, "expected one of none, masks, ckks, got 'maskz'"),
     ("fedism-plus", {"secure_sum": "masks", "variant": "reference"}, "variant=reference"),
     ("fedism-plus", {"secure_sum": "masks", "weighting": "examples"}, "weighting=examples"),
     ("fedism-plus", {"secure_sum": "masks", "q": 31.0}, "q=31 is above 30"),
+    ("fedism-plus", {"secure_sum": "ckks", "q": 5.0}, "expected q of at most 4, got 5"),
     ("fedism-plus", {"secure_sum": "masks", "n_sites": 2}, "at least 3 sites that train"),
     ("fedism-plus", {"secure_sum": "masks", "n_sites": 3, "leave_out": "site-1"}, "at least 3 sites that train"),
     ("fedism-plus", {"secure_sum": "masks", "min_sites": 2}, "min_sites: expected at least 3"),

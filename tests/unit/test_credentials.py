@@ -90,3 +90,9 @@ def test_a_kit_without_certificates_takes_everyones_word_and_one_with_them_does_
     with_kit = context_of(kits["ours", "a"])
     assert isinstance(site_credentials(with_kit).identity, Certificate)
     assert server_credentials(with_kit).identity.sign(b"x") == {}
+
+
+def test_a_kit_without_tenseals_context_says_what_to_do(kits, monkeypatch):
+    monkeypatch.delenv("FAIRFLARE_RUN_FOLDER", raising=False)
+    with pytest.raises(UserError, match="no client_context.tenseal; provision with FLARE's HEBuilder"):
+        site_credentials(context_of(kits["ours", "a"])).ckks()

@@ -198,6 +198,8 @@ def test_a_fork_needs_one_thread_and_no_gpu(monkeypatch):
     with monkeypatch.context() as patched:
         patched.setattr(torch.cuda, "device_count", lambda: 1)
         assert workers.start_method() == "spawn"
+    monkeypatch.setitem(sys.modules, "tenseal", None)
+    assert workers.start_method() == "spawn"
 
 
 def test_auto_is_no_more_than_sites_and_cores(monkeypatch):
@@ -331,3 +333,20 @@ def test_spawned_workers_have_plugins_and_personal_models(method, tmp_path, monk
     with loaded("echo"):
         config = config_of(method)
         assert outcome(config, tmp_path / "1", 1) == outcome(config, tmp_path / "2", 2)
+
+
+@pytest.mark.slow
+def test_encrypted_sums(tmp_path):
+    """In a process of its own, since TenSEAL's objects crash in forks. CKKS rounds by its key, drawn for every run."""
+    pytest.importorskip("tenseal")
+
+    def run():
+        gc.freeze()
+        config = config_of("fedism", secure_sum="ckks")
+        one, two = (outcome(config, tmp_path / str(count), count) for count in (1, 2))
+        assert one["accepted"] == two["accepted"] and one["weights"] == pytest.approx(two["weights"], abs=1e-5)
+
+    child = FORK.Process(target=run)
+    child.start()
+    child.join(120)
+    assert child.exitcode == 0

@@ -39,7 +39,7 @@ from fairflare.flare.site_policy import EXECUTOR, Policy, check_app
 from fairflare.flare.site_policy import FILES as POLICY_FILES
 from fairflare.flare.staging import APPS, SIDES
 from fairflare.inference.atomic_output import replaced
-from fairflare.privacy.schemes import NONE
+from fairflare.privacy.schemes import NONE, SITE_CONTEXT
 from fairflare.studies import display
 from fairflare.studies.describe import leaving
 from fairflare.studies.folders import check_path, content
@@ -363,6 +363,8 @@ def _reads(config: RunConfig | None) -> Iterator[str]:
     yield f"{STATE}/FEDERATION/{SITES}/: its own memory of the run; {LOCAL_LOG} and {LOCAL_FINDINGS} it writes"
     if config is not None and config.secure_sum != NONE:
         yield "the certificate and key of its startup kit, for secure sums"
+    if config is not None and config.secure_sum == "ckks":
+        yield f"{SITE_CONTEXT}, the sites' key for sums"
 
 
 def _leaves(config: RunConfig | None) -> list[dict[str, str]]:

@@ -22,6 +22,6 @@ WHERE = "is part of fairflare-lab, which is not installed: pip install 'fairflar
 
 def absent(kind: str, name: object) -> str:
     """The line for a method, task or command ``name`` that the research distribution would bring, else ""."""
-    known = {"method": METHODS, "task": TASKS, "command": COMMANDS}
+    known = {"method": METHODS, "task": TASKS, "command": COMMANDS, "secure_sum": {"ckks"}}
     names = known.get(kind.rstrip(":"), frozenset())
     return f"{kind.rstrip(':')} {name!r} {WHERE}" if name in names else ""

@@ -28,6 +28,8 @@ from fairflare.core.errors import UserError
 
 VARIABLE = "FAIRFLARE_PLUGINS"
 GROUP, TASKS, COMMANDS = "fairflare.plugins", "fairflare.tasks", "fairflare.commands"
+SECURE_SUMS = "fairflare.secure_sums"
+"""Schemes that hide a site's numbers: each entry point names the module of one."""
 ROOMS = ("participation", "trainers", "probes", "aggregators", "server_optimizers")
 Tables = Sequence[dict[str, Any]]
 PACKAGE = Path(__file__).parents[1]

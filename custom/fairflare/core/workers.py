@@ -4,9 +4,9 @@
 A fork starts in milliseconds and has everything that the command has imported and built. It copies one thread only: a
 lock that another one holds stays locked for ever, OpenMP waits for threads that are not there, and CUDA refuses to
 work. So a process is forked where none of this can be, on Linux, before a progress display or TensorBoard has started
-its thread, without a GPU and with one torch thread; NumPy's OpenBLAS, whose threads start with the import, ends them
-before a fork by itself. Anywhere else a process is spawned, which imports everything anew: two to three seconds of CPU
-time, and on a GPU a CUDA context of its own.
+its thread, without a GPU, with one torch thread and without TenSEAL, whose objects crash when a fork collects them;
+NumPy's OpenBLAS, whose threads start with the import, ends them before a fork by itself. Anywhere else a process is
+spawned, which imports everything anew: two to three seconds of CPU time, and on a GPU a CUDA context of its own.
 
 A message between two of these processes is pickled, its tensors in their own layout. The receiver's are copies that
 begin on a boundary of 64 bytes, as torch's own do: some kernels round by the alignment.
@@ -127,7 +127,7 @@ def usable_cores() -> int:
 def start_method(threads: int = 1) -> StartMethod:
     """How a worker with so many torch threads can be started from here and now, see above."""
     alone = threading.current_thread() is threading.main_thread() and threading.active_count() == 1
-    forks = sys.platform == "linux" and alone and threads == 1
+    forks = sys.platform == "linux" and alone and threads == 1 and "tenseal" not in sys.modules
     return "fork" if forks and torch.cuda.device_count() == 0 else "spawn"
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a startup kit gives a server or a site: its certificate and key.
+"""What a startup kit gives a server or a site: its certificate and key, and for secure sums TenSEAL's context.
 
 ``Heads`` keeps what a site knows of the audit log: the signed heads that it saw, and what it signed itself.
 """
@@ -23,7 +23,9 @@ from fairflare.core.errors import DataError, UserError
 from fairflare.core.schema import Answer, Instruction, audited
 from fairflare.engine.files import private, private_folder
 from fairflare.engine.hashes import model_hash
+from fairflare.flare.paths import RUN_FOLDER
 from fairflare.privacy.identity import Credentials, Identity, NoIdentity
+from fairflare.privacy.schemes import HE, SERVER_CONTEXT, SITE_CONTEXT
 from fairflare.privacy.statements import LAST, SIGNED, Sealed, answer_bytes, head_bytes, numbers_hash
 
 ROOT = "rootCA.pem"
@@ -36,12 +38,14 @@ HEADS = ".heads.jsonl"
 
 def site_credentials(fl_ctx: FLContext) -> Credentials:
     """Those of the site that runs this job; without a kit, as in the simulator, it takes everyone's word."""
-    return Credentials(_identity(_kit(fl_ctx), CLIENT, OF_CLIENT))
+    kit = _kit(fl_ctx)
+    return Credentials(_identity(kit, CLIENT, OF_CLIENT), lambda: _context(kit, SITE_CONTEXT))
 
 
 def server_credentials(fl_ctx: FLContext) -> Credentials:
     """The server's, which checks sites' words and signs none."""
-    return Credentials(_identity(_kit(fl_ctx), SERVER))
+    kit = _kit(fl_ctx)
+    return Credentials(_identity(kit, SERVER), lambda: _context(kit, SERVER_CONTEXT))
 
 
 def log_signer(fl_ctx: FLContext, own: tuple[str, str]) -> Certificate | None:
@@ -180,3 +184,11 @@ def signer_of(content: bytes, proof: Sealed, root: Any) -> tuple[str, str] | Non
 
 def _kit(fl_ctx: FLContext) -> Path:
     return Path(fl_ctx.get_engine().get_workspace().get_startup_kit_dir())
+
+
+def _context(kit: Path, name: str) -> bytes:
+    named = os.environ.get(RUN_FOLDER)
+    path = (Path(named) / HE if named else kit) / name
+    if not path.is_file():
+        raise UserError(f"secure_sum=ckks: the startup kit has no {name}; provision with FLARE's HEBuilder")
+    return path.read_bytes()

@@ -26,9 +26,11 @@ from fairflare.core.lab import CACHE
 from fairflare.core.processes import COMMAND, OWNER, RUN_FOLDER, SCRATCH, end_with_command, stop, this_command
 from fairflare.core.validation import expected
 from fairflare.data.site_config import VARIABLE as SITE_CONFIG
-from fairflare.engine.files import AUDIT, LOCAL_FINDINGS, LOCAL_LOG
+from fairflare.engine.files import AUDIT, LOCAL_FINDINGS, LOCAL_LOG, remove_files
 from fairflare.engine.setup.config import RunConfig
 from fairflare.privacy.log_files import log_files
+from fairflare.privacy.schemes import HE, SERVER_CONTEXT, SITE_CONTEXT
+from fairflare.privacy.secure_sums import make_contexts
 from fairflare.tasks.base import DATA_FOLDER
 
 if TYPE_CHECKING:
@@ -71,6 +73,8 @@ def run_simulator(
     """
     length = len(os.fsencode(tempfile.gettempdir()))
     expected("TMPDIR", length <= LONGEST, f"a path of at most {LONGEST} characters for the simulator's socket", length)
+    if config.secure_sum == "ckks":
+        make_contexts(folder)
     with tempfile.TemporaryDirectory(prefix=SCRATCH, ignore_cleanup_errors=True) as scratch:
         workspace = Path(scratch)
         (workspace / OWNER).write_text(os.path.abspath(folder), encoding="utf-8")
@@ -86,6 +90,8 @@ def run_simulator(
             finally:
                 stop(_family(child.pid, str(workspace)))
                 _fetch(workspace, folder)
+                with contextlib.suppress(OSError):
+                    remove_files(folder / HE, (SITE_CONTEXT, SERVER_CONTEXT).__contains__)
     if not (folder / AUDIT).is_file():
         raise RunFailed(f"the simulator ended with code {child.returncode}: {_last_words(folder / LOG)}")
 

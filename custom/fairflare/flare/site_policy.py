@@ -107,7 +107,7 @@ class Policy:
         if self.min_count is not None and count is not None and not (type(count) is int and count >= self.min_count):
             raise UserError(f"min_count: expected at least {self.min_count}, got {count!r}")
         if self.secure_sum and config.secure_sum == NONE:
-            raise UserError("secure_sum: expected masks, got none")
+            raise UserError("secure_sum: expected masks or ckks, got none")
         if self.after is not None and config.after not in (NO_STEP, *self.after):
             raise UserError(f"after: expected one of {', '.join((NO_STEP, *self.after))}, got {config.after!r}")
         if self.after is not None and config.solo and SOLO not in self.after:

@@ -35,12 +35,13 @@ from fairflare.engine.setup.site_parts import FEATURES, FOLDS, TUNING
 from fairflare.flare.executor import SCRIPT, WEIGHTS
 from fairflare.functional.likelihood import COX_SUMS
 from fairflare.networks.own import HUGGING_FACE, MONAI, class_path, is_hugging_face, is_own
+from fairflare.privacy.schemes import module_of as sums_module
 from fairflare.tasks.own.script import Script
 
 PACKAGE = "fairflare"
 KIND_OF_TIMES = "fairflare.tasks.kinds.survival"
 DATA = Path("datasets", "data")
-GROUPS = (plugins.GROUP, plugins.TASKS)
+GROUPS = (plugins.GROUP, plugins.TASKS, plugins.SECURE_SUMS)
 ABOUT_DATA = "README.md"
 """Origin and licence of the data files, which go with each of them."""
 CACHES = shutil.ignore_patterns("__pycache__", "*.pyc")
@@ -180,6 +181,7 @@ def modules_of_run(config: RunConfig) -> list[str]:
     wanted = {SCRIPT: config.task == Script.name, EXTERNAL: config.evaluation, FOLDS: bool(config.fold)}
     wanted |= {TUNING: config.tune != "all", WEIGHTS: config.tune != "all"}
     wanted[SITE_NOISE] = bool(config.site_epsilon)
+    wanted |= {sums_module("ckks"): True} if config.secure_sum == "ckks" else {}
     wanted[MONAI] = is_own(str(config.options.get("model", "")))
     wanted[HUGGING_FACE] = is_hugging_face(class_path(str(config.options.get("model", ""))))
     wanted[FEATURES] = config.tune == "head"

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -40,9 +41,10 @@ class NoIdentity:
 
 @dataclass(frozen=True)
 class Credentials:
-    """What a server or a site has been given."""
+    """What a server or a site has been given; ``ckks`` reads TenSEAL's context, the sites' with the secret key."""
 
     identity: Identity = field(default_factory=NoIdentity)
+    ckks: Callable[[], bytes] = bytes
 
 
 def is_proof(name: str, value: Any) -> bool:

@@ -11,12 +11,17 @@ exact. Neither depends on the order of sites or on the masks.
 Entries of updates become whole numbers modulo 2^64, in steps of 2^-40, a hundredth of float32's own rounding at 1e-5.
 Rounding is to the nearest step, ties to even. A sum over K sites is off by at most K / 2 steps, and by sqrt(K / 12) in
 root mean square where the entries' remainders are independent.
+
+At the end: the schemes for sums of numbers by name, and what each needs to be handed.
 """
 
 from __future__ import annotations
 
 import hmac
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -25,10 +30,13 @@ from torch import Tensor
 
 from fairflare.core.types import StateDict
 from fairflare.privacy import sum_protocol as protocol
-from fairflare.privacy.schemes import LEAST
+from fairflare.privacy.identity import Credentials
+from fairflare.privacy.schemes import HE, LEAST, NONE, SERVER_CONTEXT, SITE_CONTEXT, check_scheme, module_of
 from fairflare.privacy.statements import Sealed
 from fairflare.privacy.sum_keys import BLOCK, TAG, PairwiseKeys, Stream, new_buffer
 
+CIPHERTEXT = 2**19
+"""Bytes of a ciphertext at most; a real one has about 235,000."""
 STEP = 2.0**-40
 LARGEST = 2.0**16
 """Of the entries of a sum; masks that do not cancel leave entries up to 2^23."""
@@ -169,7 +177,43 @@ def _number(total: int) -> float:
         raise protocol.SumRefused("the masks do not cancel") from None
 
 
+def sealed_sizes(name: str, terms: int) -> range:
+    """How many bytes ``terms`` sealed numbers may have."""
+    if name == NONE:
+        return range(0)
+    if name == "ckks":
+        return range(1, CIPHERTEXT)
+    return masked_sizes(terms)
+
+
 def masked_sizes(terms: int) -> range:
     """How many bytes ``terms`` numbers may have that masks hide."""
     numbers = terms * SIZE
     return range(numbers + TAG * (LEAST - 1), numbers + TAG * protocol.MOST, TAG)
+
+
+def number_scheme(name: str, keys: PairwiseKeys, credentials: Credentials) -> protocol.NumberScheme:
+    check_scheme(name)
+    masked = MaskedSums(keys)
+    if name != "ckks":
+        return masked
+    scheme: protocol.NumberScheme = import_module(module_of(name)).sums_of(masked, credentials.ckks())
+    return scheme
+
+
+def combiner(name: str, credentials: Credentials) -> Callable[[Mapping[str, bytes]], Any]:
+    """What the server makes of {site: its sealed numbers} and tells every site."""
+    check_scheme(name)
+    if name != "ckks":
+        return passed_on
+    context = credentials.ckks()
+    return partial(import_module(module_of(name)).combine, context=context)
+
+
+def make_contexts(folder: Path) -> None:
+    """Write new contexts for a simulated run with "ckks" into ``folder``."""
+    (folder / HE).mkdir(exist_ok=True)
+    for name, content in zip(
+        (SITE_CONTEXT, SERVER_CONTEXT), import_module(module_of("ckks")).new_contexts(), strict=True
+    ):
+        (folder / HE / name).write_bytes(content)

@@ -19,9 +19,9 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from fairflare.privacy.schemes import ALL, AUTO, LEAST
 from fairflare.privacy.statements import Sealed
@@ -84,6 +84,19 @@ def _tagged(value: Any) -> Any:
     if value is None or isinstance(value, (str, int, float)):
         return value
     raise SumRefused("a message of another form")
+
+
+class NumberScheme(Protocol):
+    """A site's half of a scheme that sums numbers."""
+
+    def seal(self, values: Sequence[float], order: SumOrder) -> Sealed:
+        """``values`` (finite, >= 0) so that only their sum over the roster can be read; raises SumRefused."""
+
+    def open(self, total: Any, terms: int) -> list[float]:
+        """The ``terms`` sums in what the server made of everyone's; raises SumRefused when it does not hold them.
+
+        Whether it does must not depend on this site's own values: a server could find them by trying.
+        """
 
 
 class Rosters:

@@ -64,6 +64,7 @@ RUN_FOLDERS = {
     EDITIONS: re.compile(r"[^/]+\.(html|json)"),
     EVIDENCE: re.compile(r"[^/]+\.(html|jsonl?|xml|columns)"),
     EVENTS: re.compile(r"events\.out\.tfevents\.[^/]+"),
+    "he": re.compile(r"(client|server)_context\.tenseal"),
 }
 """Name -> what the files in it are called."""
 EVALUATION = "evaluation-"

@@ -219,7 +219,7 @@ def workers_for(wanted: int | None, config: RunConfig, parts: Parts) -> int:
             raise UserError(f"--workers: expected 1 with stacked=true, which trains the sites together, got {wanted}")
         return 1
     if wanted is None:
-        forks = start_method(config.threads) == "fork"
+        forks = start_method(config.threads) == "fork" and config.secure_sum != "ckks"
         return max(1, min(sites, usable_cores() // config.threads)) if forks else 1
     return min(wanted, sites)
 

@@ -158,7 +158,7 @@ def run_trial(config: RunConfig, folder: Path, *, choice: Choice, workers: int =
                 assert isinstance(transport, InProcess)
                 for site in transport.members():
                     site.look = partial(_untested, site.look)
-                federation = build_federation(config, parts, transport, folder, "local")
+                federation = build_federation(config, parts, transport, folder, "local", (), sites.at_server)
                 federation.score = None  # the shared test sets
                 federation.run(parts.model)
         except RunFailed as failed:

@@ -26,10 +26,12 @@ from fairflare.privacy.secure_sums import (
     MaskedSums,
     mask_update,
     masked_sizes,
+    number_scheme,
+    sealed_sizes,
 )
 from fairflare.privacy.statements import Sealed
 from fairflare.privacy.sum_keys import SELF_MASK, SHARES, PairwiseKeys, SelfMasks, self_masked, stream_of
-from fairflare.privacy.sum_protocol import Rosters, SumOrder, SumRefused, fingerprint, graph_of
+from fairflare.privacy.sum_protocol import NumberScheme, Rosters, SumOrder, SumRefused, fingerprint, graph_of
 
 if TYPE_CHECKING:
     from fairflare.engine.exchanges.base import Work
@@ -106,16 +108,17 @@ class Sums(Exchange):
         config, parts, own = run.config, run.parts, own or Credentials()
         graph = graph_of(config.mask_neighbours, len(parts.task.sites()) - bool(config.leave_out))
         keys = PairwiseKeys(run.site, config.sha256(), own.identity, graph)
+        scheme = number_scheme(config.secure_sum, keys, own)
         noise = None
         if config.site_epsilon:
             budget = (config.site_clip, config.site_epsilon, config.site_delta, config.site_colluders)
             noise = importlib.import_module(SITE_NOISE).SiteNoise(*budget, config.training.rounds, spent)
-        own_of = (summed(parts.rule), MaskedSums(keys), keys, kept or SiteMemory(), parts.scalars(anchored=False))
+        own_of = (summed(parts.rule), scheme, keys, kept or SiteMemory(), parts.scalars(anchored=False))
         return SiteSums(*own_of, config.min_sites, config.federation, parts.trainable, noise, referee)
 
     def leaves(self, run: OfRun) -> Mapping[str, FieldCheck]:
         """Keys, sealed numbers and shares; after the last round sealed sums over calibration cases."""
-        sizes = sizes_in_rounds(masked_sizes(summed(run.parts.rule).n_terms))
+        sizes = sizes_in_rounds(sealed_sizes(run.config.secure_sum, summed(run.parts.rule).n_terms))
         if run.config.after != "none":
             after: Any = find("after")
             sizes["calibrate"] = {"sum": masked_sizes(after.terms(run))}
@@ -157,7 +160,7 @@ class SiteSums:
     def __init__(
         self,
         rule: SummedRule,
-        scheme: MaskedSums,
+        scheme: NumberScheme,
         keys: PairwiseKeys,
         memory: SiteMemory,
         scalars: Sequence[Number],

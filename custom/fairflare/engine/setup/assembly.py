@@ -167,14 +167,14 @@ def server_part(config: RunConfig, parts: Parts, own: Credentials) -> Aggregatio
         return Plain()
     from fairflare.engine.exchanges.sums import summed
     from fairflare.engine.server_sums import ServerSums
-    from fairflare.privacy.secure_sums import masked_sizes, passed_on
+    from fairflare.privacy.secure_sums import combiner, sealed_sizes
     from fairflare.privacy.sum_keys import verified
 
     context = config.sha256()
     return ServerSums(
-        pass_on=passed_on,
+        pass_on=combiner(config.secure_sum, own),
         vouched=lambda site, said: verified(context, site, said, own.identity),
-        sizes=masked_sizes(summed(parts.rule).n_terms),
+        sizes=sealed_sizes(config.secure_sum, summed(parts.rule).n_terms),
         least=max(config.min_sites, LEAST),
         sites=len(parts.task.sites()) - bool(config.leave_out),
         draws=draws(parts),

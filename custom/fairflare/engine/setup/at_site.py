@@ -39,7 +39,7 @@ from fairflare.participation import Selector
 from fairflare.privacy import referee as referees
 from fairflare.privacy.egress import Egress, FieldCheck
 from fairflare.privacy.identity import Credentials
-from fairflare.privacy.schemes import NONE
+from fairflare.privacy.schemes import NONE, module_of
 from fairflare.tasks.kind import trivial_results
 from fairflare.tasks.preflight import preflight
 from fairflare.trainers.base import Trainer
@@ -226,3 +226,12 @@ def _execution(own: SiteConfig | None, training: Training, place: int) -> Execut
     # Without a GPU there is one device, the CPU.
     beside = tuple(default_device(other) for other in others) if device.type == "cuda" else ()
     return Execution(device, training.precision, layout=own.layout, compiler=own.compiler, beside=beside)
+
+
+def new_credentials(config: RunConfig) -> tuple[Credentials, Credentials]:
+    """The sites' and the server's for a run on one machine."""
+    if config.secure_sum != "ckks":
+        return Credentials(), Credentials()
+    at_site, at_server = importlib.import_module(module_of("ckks")).new_contexts()
+    # Not lambdas: the sites' go to processes that may have been spawned.
+    return Credentials(ckks=partial(bytes, at_site)), Credentials(ckks=partial(bytes, at_server))

@@ -22,7 +22,7 @@ from fairflare.engine.memory import ALONE_ENDING, PERSONAL_ENDING, WORK_ENDING
 from fairflare.engine.setup import tasks
 from fairflare.engine.setup.method_parts import NO_STEP, MethodParts, step_class
 from fairflare.participation import Selector
-from fairflare.privacy.schemes import AUTO, LEAST, NONE
+from fairflare.privacy.schemes import AUTO, LEAST, MOST_CKKS_Q, NONE, check_scheme
 from fairflare.probes.base import Probe
 from fairflare.tasks.base import Task
 from fairflare.tasks.kinds.own import OwnData
@@ -133,7 +133,7 @@ def _check_budget(config: RunConfig, trainer: Trainer, task: Task) -> None:
 def _check_site_noise(config: RunConfig, trainer: Trainer, task: Task) -> None:
     """Raise UserError where a hospital's updates cannot have a budget."""
     what = "with site_epsilon, whose noise is added behind masks"
-    expected("secure_sum", config.secure_sum != NONE, f"masks {what}", config.secure_sum)
+    expected("secure_sum", config.secure_sum != NONE, f"masks or ckks {what}", config.secure_sum)
     if trainer.sums_only:
         raise UserError(f"site_epsilon: trainer {config.trainer} sends sums over patients, which no norm bounds")
     most = len(task.sites()) - bool(config.leave_out) - 1
@@ -271,12 +271,16 @@ def _check_early_end(config: RunConfig, selector: Selector, names: list[str]) ->
 def _check_sums(config: RunConfig, made: MethodParts, n_sites: int) -> None:
     """Raise UserError where there can be no secure sums over ``n_sites`` sites that train."""
     rule, neighbours = made.rule, config.mask_neighbours
+    check_scheme(config.secure_sum)
     if not isinstance(rule, SummedRule):
         raise UserError(f"secure_sum: {config.method} weighs by more than sums over the sites")
     if rule.own_models:
         raise UserError(f"secure_sum: {config.method} gives sites models of their own, which no sum can")
     if reason := rule.unsummable():
         raise UserError(f"secure_sum: {reason}")
+    if config.secure_sum == "ckks" and (q := getattr(rule, "q", 0)) > MOST_CKKS_Q:
+        what = f"expected q of at most {MOST_CKKS_Q}, got {q:g}"
+        raise UserError(f"secure_sum: ckks rounds numbers too far apart: {what}")
     if neighbours.isdigit():  # fewer are not safe
         graph_of = importlib.import_module(GRAPHS).graph_of
         least = graph_of(AUTO, n_sites).degree(n_sites)

@@ -33,7 +33,7 @@ from fairflare.engine.loop import Observer
 from fairflare.engine.memory import forget
 from fairflare.engine.preflight import inspect_preflight, refusal, too_small
 from fairflare.engine.setup.assembly import at_server, build_federation, server_part
-from fairflare.engine.setup.at_site import build_site, of_run
+from fairflare.engine.setup.at_site import build_site, new_credentials, of_run
 from fairflare.engine.setup.config import RunConfig, site_of_client
 from fairflare.engine.setup.parts import Parts, build_parts
 from fairflare.engine.site import Site
@@ -69,7 +69,7 @@ def run_local(
     with contextlib.ExitStack() as stack:
         sites = sites or stack.enter_context(LocalSites(config, folder, parts))
         sites.on_site, sites.tell = on_site, tell
-        federation = build_federation(config, parts, sites.transport, folder, "local", observers)
+        federation = build_federation(config, parts, sites.transport, folder, "local", observers, sites.at_server)
         final = federation.run(parts.model)
     forget(folder / SITES, site_of_client(config, parts.task))  # nothing is left to continue
     return final
@@ -79,6 +79,7 @@ class LocalSites:
     """The sites of a run on this machine, in this process or in worker processes; as a context it ends these.
 
     Attributes:
+        at_server: the server's credentials, which go with the sites'.
         on_site: called with each site before its data are read.
         tell: called with what preflight finds at each site.
     """
@@ -90,9 +91,10 @@ class LocalSites:
         """
         self.on_site: Callable[[str], None] = lambda name: None
         self.tell: Callable[[str, Finding], None] = lambda name, finding: None
+        at_site, self.at_server = new_credentials(config)
         names = [name for name in site_of_client(config, parts.task) if name != without]
         workers, method = 1 if config.stacked else min(workers, len(names)), start_method(config.threads)
-        build = partial(local_sites, config, folder, parts if workers == 1 or method == "fork" else None)
+        build = partial(local_sites, config, folder, at_site, parts if workers == 1 or method == "fork" else None)
         back = (lambda name: self.on_site(name), lambda name, finding: self.tell(name, finding))
         self.transport: Transport
         if config.stacked:
@@ -115,6 +117,7 @@ class LocalSites:
 def local_sites(
     config: RunConfig,
     folder: Path,
+    credentials: Credentials,
     parts: Parts | None,
     names: Sequence[str],
     on_site: Callable[[str], None],
@@ -132,7 +135,7 @@ def local_sites(
     pooling = parts.selector.select(training, Round(1, 1), config.seed, 1) if parts.selector.pools else ()
     for name in names:
         own = folder / SITES / f"{name}{SUFFIX}"
-        more: dict[str, Any] = {"tell": partial(tell, name)}
+        more: dict[str, Any] = {"tell": partial(tell, name), "credentials": credentials}
         far: Callable[[str], None] = partial(lambda of, text: on_site(f"{of}: {text}"), name)
         site = build_site(config, parts, name, memory=own, progress=far, **more)
         if name in pooling:
@@ -210,7 +213,7 @@ def step_after(config: RunConfig, folder: Path, model: StateDict, standing: Chec
     forget(folder / SITES, site_of_client(config, parts.task))  # whose folder it is may take any number of steps
     last = Round(config.training.rounds, config.training.rounds)
     with LocalSites(config, folder, parts) as sites:
-        aggregation = server_part(config, parts, Credentials())
+        aggregation = server_part(config, parts, sites.at_server)
         asked = {site: Instruction("preflight", last, {}) for site in sites.transport.sites()}
         answers = list(sites.transport.exchange(asked))
         statements, refused = inspect_preflight(answers, all_versions(), standing.declared, config.accept)

@@ -73,8 +73,8 @@ class RunConfig:
             within rounding, not bit for bit. See ``trainers.vmap_training``.
         min_responses: answers after which a round's training exchange ends over FLARE; None: those of all asked sites.
         grace: seconds after them in which further answers still count.
-        secure_sum: how sites sum the numbers that the weights are made of: "none" (they say them) or "masks", see
-            ``privacy.secure_sums``.
+        secure_sum: how sites sum the numbers that the weights are made of: "none" (they say them), "masks" or "ckks",
+            see ``privacy.secure_sums``.
         mask_neighbours: how many sites each shares masks of updates with: "auto", "all", or the fewest as a number.
         site_epsilon: budget of a hospital's updates over the run; 0: none, see ``privacy.differential_privacy``.
         site_delta: the chance that goes with it.
