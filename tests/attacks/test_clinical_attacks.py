@@ -9,9 +9,9 @@ from cases import each
 from fairflare.core.errors import EgressRefused
 from fairflare.core.schema import IN_USE, Answer, Instruction
 from fairflare.core.types import Round
+from fairflare.engine.after.base import Cases
 from fairflare.engine.checks import Refused
 from fairflare.engine.clinical import BIN, ClinicalAtSite, View, bins_of
-from fairflare.engine.evaluation import Cases
 from fairflare.engine.gate import inspect_evaluation
 from fairflare.engine.setup.assembly import build_site, leaves
 from fairflare.engine.setup.config import make_config
@@ -142,7 +142,7 @@ DECISIONS = ("flagged", "true_positives")
 def before_and_after(cases, shift, least=10, **view):
     """What leaves of a model, and once a step has moved all logits."""
     site = ClinicalAtSite(View(**view), least)
-    return site.of_model(cases), site.after(cases, moved_by(cases, shift))
+    return site.of_model(cases), site.after(cases, moved_by(cases, shift), None)
 
 
 def moved_by(cases, shift):
@@ -221,7 +221,7 @@ def test_before_and_after_a_step_tell_of_the_same_patients():
     z = np.log(risks / (1 - risks))
     moved = 1 / (1 + np.exp(-(0.05 + 1.01 * z)))
     before = bins_of(site.of_model(cases))
-    after = bins_of(site.after(cases, np.stack([1 - moved, moved], axis=1)))
+    after = bins_of(site.after(cases, np.stack([1 - moved, moved], axis=1), None))
     assert (before.starts == after.starts).all() and (before.n == after.n).all()
     assert (before.positives == after.positives).all() and not np.allclose(before.risk, after.risk)
 

@@ -349,8 +349,8 @@ def test_the_sites_own_rules(site, rules, text):
     "steps, text",
     [
         ([], "after: expected one of none, got 'recalibrate'"),
-        (["solo"], "after: expected one of none, solo, got 'recalibrate'"),
-        (["solo", "recalibrate"], ""),
+        (["conformal"], "after: expected one of none, conformal, got 'recalibrate'"),
+        (["conformal", "recalibrate"], ""),
     ],
 )
 def test_a_site_says_which_steps_after_the_last_round_it_takes_part_in(site, steps, text):

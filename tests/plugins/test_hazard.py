@@ -119,6 +119,7 @@ def test_two_runs_are_compared(folder, plugin, tmp_path):
         ({"logit_tau": 1.0}, "has no class labels"),
         ({"group_by": "label"}, "has no attribute 'label'; it has: sex"),
         ({"after": "recalibrate"}, "recalibrate needs class labels, which this task has not"),
+        ({"after": "conformal"}, "conformal needs class labels or masks"),
     ],
 )
 def test_what_needs_classes_is_refused_in_one_line(plugin, values, message):

@@ -13,16 +13,17 @@ from cases import each
 from fairflare.core.errors import UserError
 from fairflare.core.schema import Answer
 from fairflare.core.types import Round
-from fairflare.engine.after.recalibrate import EDGES, TEMPERATURES, Recalibrate, Shape
+from fairflare.engine.after.base import Cases, Shape
+from fairflare.engine.after.conformal import Conformal, class_scores, fewest
+from fairflare.engine.after.recalibrate import EDGES, TEMPERATURES, Recalibrate
 from fairflare.engine.answers import PlainAtSite
 from fairflare.engine.combination import Plain
-from fairflare.engine.evaluation import Cases
 from fairflare.engine.exchanges.after import AfterAtServer, AfterAtSite
 from fairflare.engine.exchanges.base import Ended
 from fairflare.engine.setup.config import RunConfig, make_config, with_step
 from fairflare.functional.recalibration import fitted
 
-BINARY, FOUR, MASKS = Shape(2, True), Shape(4, True), Shape(2, False)
+BINARY, FOUR, MASKS = Shape(2, True), Shape(4, True), Shape(2, False, has_masks=True)
 GROUPED = Shape(2, True, ("young", "old"))
 
 
@@ -123,7 +124,7 @@ class TestRecalibrate:
             assert Recalibrate().proper(Recalibrate().sums(cases, everyone(cases), shape), shape)
 
     def test_masks_are_refused(self):
-        assert "class labels" in Recalibrate().missing(MASKS) and not Recalibrate().missing(FOUR)
+        assert "masks" in Recalibrate().missing(MASKS) and not Recalibrate().missing(FOUR)
 
 
 def test_ten_cases_do_not_decide_the_temperature_of_nine_hundred():
@@ -144,7 +145,74 @@ def test_ten_cases_do_not_decide_the_temperature_of_nine_hundred():
         assert step.shared(row + lie, FOUR)["temperature"] == pytest.approx(1.0, abs=0.5)
 
 
-STEPS = [Recalibrate(), Recalibrate(by="group")]
+class TestConformal:
+    def test_sets_hold_the_rank_of_split_conformal_on_the_grid(self):
+        """The least lambda with R + 1/(n+1) <= alpha is the ceil((n+1)(1-alpha))-th score, rounded up to the grid."""
+        step, cases = Conformal(alpha=0.1), drawn(300, classes=4)
+        fit = step.shared(step.sums(cases, everyone(cases), FOUR), FOUR)
+        scores = class_scores(cases.outputs.softmax(1).numpy())[np.arange(300), cases.targets.numpy()]
+        exact, above = np.sort(scores)[[270, 271]]  # rank 271 = ceil(0.9 x 301), and the next
+        # R + 1/(n+1) is above n/(n+1) R + 1/(n+1): one score more at most.
+        assert exact <= fit["threshold"] <= above + 1 / 200
+
+    def test_missed_cases_of_the_second_class_stay_below_the_level(self):
+        step, cases = Conformal(alpha=0.2, loss="missed"), drawn(500)
+        row = step.sums(cases, everyone(cases), BINARY)
+        assert row[0] == cases.targets.sum()
+        values = step.values(cases, "own", {-1: step.shared(row, BINARY)}, BINARY)
+        assert np.nanmean(values["risk"]) <= 0.2 and np.isnan(values["risk"]).sum() == (cases.targets == 0).sum()
+        assert 0 < values["size"].mean() < 1
+
+    def test_too_few_cases_are_said_and_never_a_set_of_everything(self):
+        step, few = Conformal(alpha=0.1), drawn(8)
+        row = step.sums(few, everyone(few), BINARY)
+        assert fewest(0.1) == 9 and step.shared(row, BINARY) == {}
+        assert step.own(few, everyone(few), row, BINARY) == ({}, "all sites together need 9 cases")
+        assert np.isnan(step.values(few, "own", {-1: {}}, BINARY)["risk"]).all()
+        many = drawn(100, seed=2)
+        of_all = step.sums(many, everyone(many), BINARY)
+        alone = Conformal(alpha=0.1, shrinkage=0)
+        fit, remark = alone.own(few, everyone(few), of_all, BINARY)
+        assert fit == alone.shared(of_all, BINARY) and remark == "needs 9 cases for a threshold from its own alone"
+
+    @pytest.mark.parametrize("n", [2, 20, 34])
+    def test_a_site_whose_few_leave_no_room_has_the_threshold_of_all(self, n):
+        """v / (n + 1) + (1 - v) / (N + 1) is above the level: no lambda will do, and not everything is flagged."""
+        step, few, many = Conformal(alpha=0.02), drawn(n, classes=4, seed=1), drawn(200, classes=4)
+        of_all = step.sums(many, everyone(many), FOUR)
+        fit, remark = step.own(few, everyone(few), of_all, FOUR)
+        assert fit == step.shared(of_all, FOUR) and 0 < fit["threshold"] < 1
+        assert remark.startswith("needs 49 cases") and "has that of all" in remark
+
+    def test_a_curve_that_never_falls_is_refused(self):
+        """It would leave no threshold for anybody, or that which flags everything."""
+        for n in (30.0, 90.0):
+            with pytest.raises(ValueError):
+                Conformal().checked([n] + [n] * 201, FOUR, 100.0)
+        assert Conformal().shared(np.array([30.0] * 202), FOUR) == {}
+
+    def test_masks_lose_the_share_of_a_structure(self):
+        logits = torch.full((1, 2, 4, 4), -9.0)
+        logits[0, 0, :2], logits[0, 0, 2] = 9.0, math.log(0.3 / 0.7)
+        truth = torch.zeros(1, 2, 4, 4, dtype=torch.uint8)
+        truth[0, 0, :3] = 1
+        step = Conformal(loss="missed")
+        outputs, present = step.condense(logits, truth)
+        cases = Cases(outputs, present, torch.tensor([-1]))
+        row = step.sums(cases, everyone(cases), MASKS)
+        assert row[0] == 1 and step.proper(row, MASKS)
+        at = {lam: row[1 + round(200 * lam)] for lam in (0.5, 0.69, 0.7, 1.0)}
+        assert at == {0.5: pytest.approx(1 / 3), 0.69: pytest.approx(1 / 3), 0.7: 0.0, 1.0: 0.0}
+        nothing = step.sums(Cases(outputs, torch.tensor([False]), torch.tensor([-1])), everyone(cases), MASKS)
+        assert nothing[0] == 0
+
+    def test_what_does_not_fit_is_refused(self):
+        assert "two classes" in Conformal(loss="missed").missing(FOUR)
+        assert "masks" in Conformal(loss="sets").missing(MASKS)
+        assert not Conformal().missing(MASKS) and not Conformal().missing(FOUR)
+
+
+STEPS = [Recalibrate(), Conformal(), Recalibrate(by="group"), Conformal(by="group")]
 
 
 @pytest.mark.parametrize("step", STEPS)
@@ -174,8 +242,48 @@ def of_class(positives, n, members=None):
     return dataclasses.replace(cases, targets=(torch.arange(n) < positives).long())
 
 
+PLENTY = np.concatenate([[200.0], np.linspace(200, 0, 201)])
+
+
+def missed_at(min_count=10, **values):
+    return AfterAtSite(Conformal(loss="missed", alpha=0.2, **values), GROUPED, min_count=min_count)
+
+
 def rows_of(site, cases):
     return np.array(site.sums(lambda split: cases)).reshape(-1, site.step.length(GROUPED))
+
+
+def test_a_groups_few_cases_of_a_class_do_not_follow_by_subtraction():
+    young, old = of_class(30, 60), of_class(3, 40)
+    parts = zip((young.outputs, young.targets), (old.outputs, old.targets))
+    cases = Cases(*(torch.cat(part) for part in parts), torch.tensor([0] * 60 + [1] * 40))
+    assert rows_of(missed_at(by="group"), cases)[:, 0].tolist() == [33.0, 0.0, 0.0]
+    found = missed_at().adjust(PLENTY, lambda split: cases, "m")
+    assert found["n_risk"] == 33 and found["n/young"] == 60 and "own.size/old" in found
+    assert not [name for name in found if "risk/" in name]
+
+
+@pytest.mark.parametrize("positives, n", [(1, 30), (9, 30), (28, 30), (5, 5)])
+def test_few_of_a_class_or_few_others_are_not_told(positives, n):
+    cases = of_class(positives, n)
+    assert not rows_of(missed_at(), cases).any()
+    found = missed_at().adjust(PLENTY, lambda split: cases, "m")
+    assert found["n"] == n and "own.size" in found
+    assert not [name for name in found if "risk" in name or name == "own.threshold"]
+
+
+@pytest.mark.parametrize("positives, n", [(10, 20), (30, 30)])
+def test_enough_of_a_class_and_enough_or_no_others_are_told(positives, n):
+    cases = of_class(positives, n)
+    assert rows_of(missed_at(), cases)[0, 0] == positives
+    found = missed_at().adjust(PLENTY, lambda split: cases, "m")
+    assert found["n_risk"] == positives and {"own.risk", "own.threshold"} <= set(found)
+
+
+def test_nothing_of_one_class_leaves_without_a_minimum():
+    cases = of_class(40, 80)
+    found = missed_at(min_count=None).adjust(PLENTY, lambda split: cases, "m")
+    assert found["n"] == 80 and not [name for name in found if "risk" in name or "own.threshold" in name]
 
 
 def row_of(cases, **values):
@@ -288,12 +396,13 @@ class Sites:
 def federated(step, answers=(), **values):
     parts = {name: AfterAtSite(step, BINARY, **values) for name in "abc"}
     cases = {name: drawn(40 + 20 * i, seed=i, off=i) for i, name in enumerate("abc")}
-    after = AfterAtServer(step, BINARY)
+    after = AfterAtServer("recalibrate", step, BINARY)
     transport = Sites(parts, cases, answers)
     ended = Ended(transport, Plain(), dict.fromkeys("abc", {}), {}, Round(2, 2), dict.fromkeys("abc", 100))
     return after.run(ended), cases
 
 
+@each("step", [Recalibrate(), Conformal()])
 @each(
     "task, answer, code",
     [
@@ -312,8 +421,8 @@ def federated(step, answers=(), **values):
         ("adjust", Answer("b", 2, adjusted={"n": 20.0, "n_calibration": 1e8}), "count_mismatch"),
     ],
 )
-def test_a_site_that_lies_after_the_last_round_is_left_out_alone(task, answer, code):
-    (found, rejections), _ = federated(Recalibrate(), {("b", task): answer})
+def test_a_site_that_lies_after_the_last_round_is_left_out_alone(step, task, answer, code):
+    (found, rejections), _ = federated(step, {("b", task): answer})
     assert [(r.site, r.code) for r in rejections] == [("b", code)] and "91" not in rejections[0].detail
     assert set(found["sites"]) == {"a", "c"}
     assert found["sites"]["a"]["n_all"] == (120 if task == "calibrate" else 180)
@@ -324,15 +433,17 @@ def test_a_site_that_lies_after_the_last_round_is_left_out_alone(task, answer, c
     [
         {"n": 30.0, "n/young": 1e8},
         {"n": 30.0, "n/young": 16.0, "n/old": 15.0},
-        {"n": 30.0, "n_calibration": 101.0},
+        {"n": 30.0, "n_risk": 31.0},
+        {"n": 30.0, "n/young": 12.0, "n_risk/young": 13.0},
+        {"n": 30.0, "n_risk/young": 12.0},
     ],
 )
 def test_parts_that_are_more_than_the_whole_are_refused(numbers):
     """They would weigh in the mean of a group."""
-    after = AfterAtServer(Recalibrate(), GROUPED)
+    after = AfterAtServer("conformal", Conformal(), GROUPED)
     found, _, rejections = after._inspect([Answer("a", 2, adjusted=numbers)], Round(2, 2), {"a": 100})
     assert not found and [r.code for r in rejections] == ["count_mismatch"]
-    fine = {"n": 30.0, "n/young": 15.0, "n/old": 15.0, "n_calibration": 30.0, "own.brier/old": 0.5}
+    fine = {"n": 30.0, "n/young": 15.0, "n/old": 15.0, "n_risk": 30.0, "n_risk/old": 15.0, "own.risk/old": 0.5}
     assert after._inspect([Answer("a", 2, adjusted=fine)], Round(2, 2), {"a": 100}) == ({"a": fine}, {}, [])
 
 
@@ -345,7 +456,7 @@ def test_what_holds_for_all_is_the_servers_own_finding():
     assert {"shared.slope", "shared.intercept", "n_all"} == set(found["shared"]) and found["shared"]["n_all"] == 180
 
 
-@pytest.mark.parametrize("step", [Recalibrate()])
+@pytest.mark.parametrize("step", [Recalibrate(), Conformal()])
 class TestAtTheServer:
     def test_the_sums_of_all_reach_all(self, step):
         (found, rejections), cases = federated(step, min_count=1)
@@ -370,25 +481,22 @@ class TestConfiguration:
         assert not {"after", "after_settings"} & make_config("fedavg", "heart").to_json().keys()
 
     def test_settings_have_an_owner_and_survive_a_file(self):
-        values = {"after": "recalibrate", "after.penalty": "0.2", "split": "train"}
+        values = {"after": "conformal", "after.alpha": "0.2", "loss": "missed"}
         config = make_config("fedavg", "heart", values=values)
-        assert (config.after_step.penalty, config.after_step.split) == (0.2, "train")
+        assert (config.after_step.alpha, config.after_step.loss) == (0.2, "missed")
         assert RunConfig.from_json(config.to_json()) == config
-        assert with_step(make_config("fedavg", "heart"), "recalibrate", {"penalty": 0.2, "split": "train"}) == config
+        assert with_step(make_config("fedavg", "heart"), "conformal", {"alpha": 0.2, "loss": "missed"}) == config
 
     @each(
         "task, values, words",
         [
-            ("heart", {"after": "magic"}, "after: expected one of none, recalibrate"),
-            ("heart", {"after.penalty": 0.1}, "after.penalty"),
-            (
-                "heart",
-                {"after": "recalibrate", "after.penalty": -1},
-                "after.penalty: expected a number from 0",
-            ),
-            ("heart", {"after": "recalibrate", "after.by": "group"}, "known of a new patient"),
-            ("heart", {"after": "recalibrate", "after.by": "group", "group_by": "none"}, "the run has no groups"),
-            ("brain-seg:small", {"after": "recalibrate"}, "class labels"),
+            ("heart", {"after": "magic"}, "after: expected one of none, recalibrate, conformal"),
+            ("heart", {"after.alpha": 0.1}, "after.alpha"),
+            ("heart", {"after": "conformal", "after.alpha": 0.9}, "after.alpha: expected a number from 0.001 to 0.5"),
+            ("heart", {"after": "conformal", "after.by": "group"}, "known of a new patient"),
+            ("heart", {"after": "conformal", "after.by": "group", "group_by": "none"}, "the run has no groups"),
+            ("brain-seg:small", {"after": "recalibrate"}, "masks"),
+            ("digits:small", {"after": "conformal", "after.loss": "missed"}, "two classes"),
         ],
     )
     def test_what_does_not_fit_is_refused_in_a_line(self, task, values, words):

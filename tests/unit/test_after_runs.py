@@ -151,17 +151,28 @@ def test_a_step_that_was_killed_before_its_report(bare, tmp_path, monkeypatch, c
         take_step(folder, "recalibrate", {})
     assert call("verify", folder) == 2
     assert "was made before the last step after the run; `fairflare report" in capsys.readouterr().err
-    assert call("after", folder, "--step", "recalibrate", "--set", "split=train") == 0
-    assert len(sections(folder)) == 2
+    assert call("after", folder, "--step", "conformal", "--set", "alpha=0.2") == 0
+    assert [section["step"] for section in sections(folder)] == ["recalibrate", "conformal"]
     assert call("verify", folder) == 0
+
+
+def test_too_few_cases_are_said_in_the_report(plain, tmp_path):
+    folder = shutil.copytree(plain, tmp_path / "few")
+    for alpha, words in (
+        ("0.06", "a site needs 16: fewer at Switzerland."),
+        ("0.005", "together need 199 calibration"),
+    ):
+        assert call("after", folder, "--step", "conformal", "--set", f"alpha={alpha}") == 0
+        assert words in sections(folder)[-1]["note"] and words in (folder / "report.html").read_text()
+    assert not any(row["parameters"] for row in sections(folder)[-1]["rows"])
 
 
 def test_a_finished_run_takes_the_same_step(plain, bare, capsys):
     assert call("after", bare, "--step", "recalibrate") == 0
     assert kept(bare) == kept(plain) and sections(bare) == sections(plain)
     assert "calibration cases: " in capsys.readouterr().err
-    assert call("after", bare, "--step", "recalibrate", "--set", "by=group") == 0
-    assert [section["by"] for section in sections(bare)] == ["site", "group"]
+    assert call("after", bare, "--step", "conformal", "--set", "alpha=0.2", "--set", "by=group") == 0
+    assert [section["step"] for section in sections(bare)] == ["recalibrate", "conformal"]
     assert call("verify", bare) == 0
     assert (bare / "model.safetensors").read_bytes() == (plain / "model.safetensors").read_bytes()
 
@@ -188,9 +199,9 @@ def test_a_line_of_it_that_no_run_writes_is_found(plain, tmp_path, change, capsy
 @pytest.mark.parametrize(
     "chosen, words",
     [
-        (["--step", "recalibrate", "--set", "penalty=-2"], "penalty: expected a number from 0 to 1000000"),
-        (["--step", "recalibrate", "--set", "alpha=2"], "unknown key 'alpha'"),
-        (["--step", "recalibrate", "--set", "slope=no", "--set", "by=nobody"], "by: expected"),
+        (["--step", "conformal", "--set", "alpha=2"], "alpha: expected a number from 0.001 to 0.5"),
+        (["--step", "conformal", "--set", "penalty=2"], "unknown key 'penalty'"),
+        (["--step", "conformal", "--set", "loss=sets", "--set", "by=nobody"], "by: expected"),
     ],
 )
 def test_what_a_step_does_not_know_is_one_line_and_changes_nothing(plain, chosen, words, capsys):

@@ -14,8 +14,8 @@ from sklearn.metrics import brier_score_loss
 
 from fairflare.core.schema import IN_USE, Instruction
 from fairflare.core.types import Round
+from fairflare.engine.after.base import Cases, plain
 from fairflare.engine.clinical import ClinicalAtSite, View, bins_of
-from fairflare.engine.evaluation import Cases, plain
 from fairflare.engine.setup.assembly import build_site
 from fairflare.engine.setup.config import make_config
 from fairflare.engine.setup.parts import build_parts
@@ -194,7 +194,7 @@ def test_what_a_site_says_is_accepted(n, seed, least, event):
     found = site.of_model(cases)
     assert view.checked(found, n, least) == found
     changed = np.stack([np.full(n, 0.6), np.full(n, 0.4)], axis=1)
-    assert view.checked(site.after(cases, changed), n, least, as_binned=False)["n"] == n if found else True
+    assert view.checked(site.after(cases, changed, None), n, least, as_binned=False)["n"] == n if found else True
 
 
 def test_with_more_classes_the_likeliest_is_looked_at_or_the_one_of_interest():

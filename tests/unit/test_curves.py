@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from cases import each, later
+from fairflare.engine.after.base import Cases
 from fairflare.engine.checks import Refused
 from fairflare.engine.curves import Curves, CurvesAtSite
-from fairflare.engine.evaluation import Cases
 from fairflare.tasks.kinds.survival import Cox, Hazards
 
 lifelines = later("lifelines")

@@ -17,9 +17,13 @@ from fairflare.data.readers.datalist import patients_of as datalist_patients
 from fairflare.data.site_config import SiteConfig
 from fairflare.decision.estimands import loss_difference, mean_over_patients
 from fairflare.decision.regression import Hospital
+from fairflare.engine.after.base import Shape
+from fairflare.engine.after.conformal import Conformal
+from fairflare.engine.after.recalibrate import Recalibrate
 from fairflare.engine.audit import verify
 from fairflare.engine.clinical import ClinicalAtSite, View
 from fairflare.engine.evaluation import Cases, over_patients
+from fairflare.engine.exchanges.after import AfterAtSite
 from fairflare.engine.preflight import Statement, refusal, too_small
 from fairflare.engine.setup import tasks
 from fairflare.functional.decision import by_patient
@@ -241,6 +245,15 @@ def test_a_sites_intervals_are_those_of_its_patients():
     for name in ("brier", "calibration", "slope"):
         ends = [[one[f"{name}.{end}"] for end in ("low", "high")] for one in clinical]
         assert ends[1] == pytest.approx(ends[0], abs=0.08 if name == "slope" else 0.01), name
+
+
+def test_conformal_counts_one_row_of_a_patient():
+    """Exchangeable rows are those of different patients; recalibration takes all."""
+    rows = 90
+    cases = Cases(torch.randn(rows, 2), torch.arange(rows) % 2, torch.zeros(rows), np.repeat(np.arange(30), 3))
+    shape = Shape(2, True, (), False)
+    counts = [AfterAtSite(step, shape).sums(lambda split: cases)[0] for step in (Conformal(), Recalibrate())]
+    assert counts == [30, 90]
 
 
 def test_a_patient_that_comes_again_is_no_new_evidence(tmp_path):

@@ -130,7 +130,7 @@ def test_a_models_mask_is_where_its_outputs_are(segmented, hospitals, tmp_path):
     for site in SITES:
         file, truth = (hospitals / site / f"p01{end}.nii.gz" for end in ("", "_mask"))
         masked = at_home(reader, file, reader.mask(truth).float())
-        write_volume_mask(tmp_path / f"{site}.nii.gz", masked, reader)
+        write_volume_mask(tmp_path / f"{site}.nii.gz", masked, [0.5], reader)
         ours, its = (np.asarray(nibabel.load(path).dataobj) > 0 for path in (tmp_path / f"{site}.nii.gz", truth))
         assert 2 * (ours & its).sum() / (ours.sum() + its.sum()) > 0.9, site  # by way of a coarser grid
 

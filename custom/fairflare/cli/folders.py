@@ -152,11 +152,11 @@ def watch(folder: Path, once: bool, every: float, web: bool, port: int, as_json:
 
 @click.command()
 @click.argument("folder", type=PATH)
-@click.option("--step", type=click.Choice(("recalibrate",)), required=True, help="What is done.")
+@click.option("--step", type=click.Choice(("recalibrate", "conformal")), required=True, help="What is done.")
 @set_option
 @as_json
 def after(folder: Path, step: str, values: Values) -> Told:
-    """Recalibrate the model of the finished run in FOLDER for each site or group.
+    """Recalibrate the model of the finished run in FOLDER, or set thresholds, for each site or group.
 
     The sites' data must be on this machine; a deployed run takes the step itself, with --set after=STEP. The model
     stays as it is; the report shows what came of it, and each site keeps its own in sites/SITE.after.json.

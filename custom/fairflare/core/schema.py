@@ -210,7 +210,7 @@ class Answer:
         exchanges=("calibrate", FURTHER), secure="hidden",
     )  # fmt: skip
     adjusted: Any = _field(
-        "adjusted", "what recalibration came to: the site's parameters, means over its test split",
+        "adjusted", "what recalibration or thresholds came to: the site's parameters, means over its test split",
         default={}, exchanges=("adjust",),
     )  # fmt: skip
     benefit: Any = _field(

@@ -210,20 +210,23 @@ class ClinicalAtSite:
 
     def of_model(self, cases: Cases) -> Numbers:
         risks, outcomes = self._looked_at(cases, None)
-        return self._all(cases, risks, risks, outcomes)
+        return self._all(cases, risks, risks, outcomes, self.view.threshold)
 
-    def after(self, cases: Cases, changed: Array | None) -> Numbers:
-        """What leaves once a step has changed the risks.
+    def after(self, cases: Cases, changed: Array | None, threshold: float | None) -> Numbers:
+        """What leaves once a step has changed the risks, or the threshold.
 
         Bins hold the patients that they held before: only their risks are new.
 
         Args:
             changed: (N, C) probabilities after the step; None: they stay.
+            threshold: the site's own; None: the run's.
         """
-        if changed is None:
+        if changed is None and (threshold is None or self.view.event is None):
             return {}
         before, outcomes = self._looked_at(cases, None)
-        found = self._all(cases, before, self._looked_at(cases, changed)[0], outcomes)
+        risks = before if changed is None else self._looked_at(cases, changed)[0]
+        own = self.view.threshold if threshold is None else threshold
+        found = self._all(cases, before, risks, outcomes, own)
         # With the lines before and after a step its parameters would be known, which secure sums leave at the site.
         return {k: v for k, v in found.items() if not (self.view.secure and k.startswith(LINE))}
 
@@ -243,11 +246,11 @@ class ClinicalAtSite:
         column = plain.argmax(axis=1) if self.view.event is None else np.full(cases.n, self.view.event)
         return probabilities[rows, column], (labels == column).astype(np.float64)
 
-    def _all(self, cases: Cases, before: Array, risks: Array, outcomes: Array) -> Numbers:
+    def _all(self, cases: Cases, before: Array, risks: Array, outcomes: Array, threshold: float) -> Numbers:
         if self.min_count is None or cases.n < self._least or not cases.finite or not np.isfinite(risks).all():
             return {}
         everyone, ones = np.ones(cases.n, dtype=bool), outcomes == 1
-        flags, was = risks >= self.view.threshold, before >= self.view.threshold
+        flags, was = risks >= threshold, before >= self.view.threshold
         moved = [side & kind for side in (flags & ~was, was & ~flags) for kind in (ones, ~ones)]
         apart = not any(part.any() for part in moved) or self._apart(before, outcomes, flags, moved)
         found: Numbers = {}

@@ -105,6 +105,10 @@ class CurvesAtSite(ClinicalAtSite):
                 found |= self._told(f"/{name}", times, events, survival, row, steps)
         return found
 
+    def after(self, cases: Cases, changed: Array | None, threshold: float | None) -> Numbers:
+        """Nothing: no step after the last round is of times."""
+        return {}
+
     def _steps(self, times: Array, parts: Sequence[Chosen], among: Sequence[int]) -> list[int]:
         """Numbers of the ends at which enough of every part have left since the last one, and enough remain."""
         least, steps, before = max(self.min_count or 0, 1), list[int](), [int(part.sum()) for part in parts]

@@ -70,7 +70,7 @@ class Policy:
         min_count: the least ``min_count`` of a job; None: any.
         secure_sum: True takes jobs with secure sums only.
         after: steps after the last round that jobs may have, which ask for numbers over single cases: "recalibrate",
-            "solo" for the benefit of joining, "join" for jobs that ask it fold by fold, and ids
+            "conformal", "solo" for the benefit of joining, "join" for jobs that ask it fold by fold, and ids
             of exchanges of plugins. None: all.
         thresholds: risks from which on jobs may count patients as flagged (the run key ``threshold``, else the task's),
             since two that lie close tell of the few between; None: all.

@@ -29,7 +29,7 @@ from fairflare.engine.exchanges.clinical import CURVES
 from fairflare.engine.exchanges.sums import SITE_NOISE
 from fairflare.engine.setup import tasks
 from fairflare.engine.setup.at_site import EXTERNAL
-from fairflare.engine.setup.method_parts import RECALIBRATE, STEP_MODULE
+from fairflare.engine.setup.method_parts import STEP_CLASSES
 from fairflare.engine.setup.run_config import RunConfig
 from fairflare.engine.setup.site_parts import FEATURES, FOLDS, TUNING
 from fairflare.flare.executor import SCRIPT, WEIGHTS
@@ -186,7 +186,8 @@ def modules_of_run(config: RunConfig) -> list[str]:
     wanted[HUGGING_FACE] = is_hugging_face(class_path(str(config.options.get("model", ""))))
     wanted[FEATURES] = config.tune == "head"
     wanted[VECTORS] = bool(config.options.get("vectors"))
-    wanted[STEP_MODULE] = config.after == RECALIBRATE
+    own, _ = STEP_CLASSES.get(config.after, ("", ""))
+    wanted |= {module: module == own for module, _ in STEP_CLASSES.values()}
     named = [name for name, asked in wanted.items() if asked]
     named += exchanges.modules(config, tasks.load(config.task, config.preset, **config.options))
     return [metric.OWN, registry.home(entry.id), *homes, *(cls.__module__ for cls in classes), *named]

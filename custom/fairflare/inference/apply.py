@@ -52,6 +52,7 @@ def restored(probabilities: Tensor, height: int, width: int) -> Tensor:
 
 def pixel_values(
     probabilities: Tensor,
+    thresholds: Sequence[float],
     values: Mapping[str, Sequence[int]],
     background: Sequence[int],
     largest: bool,
@@ -60,6 +61,7 @@ def pixel_values(
 
     Args:
         probabilities: (C, H, W), in the order of ``values``.
+        thresholds: C, in (0, 1]: a structure is there above 0.5, or from another threshold on.
         values: structure -> the pixel values that belong to it.
         background: pixel values of no structure.
         largest: of several values that say the same the largest (255, to be seen) or the first.
@@ -71,11 +73,19 @@ def pixel_values(
     codes: dict[tuple[bool, ...], list[int]] = {}
     for value in [*background, *(v for group in values.values() for v in group)]:
         codes.setdefault(tuple(value in group for group in values.values()), []).append(value)
-    margins = torch.logit(probabilities.double(), SMALLEST)  # above 0 where a structure is, as in the metric
+    margins = torch.stack([_margin(p, t) for p, t in zip(probabilities.double(), thresholds, strict=True)])
     kinds = list(codes)
     fits = torch.stack([margins[list(kind)].sum(0) if any(kind) else torch.zeros_like(margins[0]) for kind in kinds])
     chosen = [(max if largest else min)(codes[kind]) for kind in kinds]
     return np.array(chosen, dtype=np.uint8 if max(chosen) < 256 else np.uint16)[fits.argmax(0).numpy()]
+
+
+def _margin(p: Tensor, threshold: float) -> Tensor:
+    """Above 0 where a structure is flagged; at 0.5 itself it is not, as in the metric."""
+    if threshold == 0.5:
+        return torch.logit(p, SMALLEST)
+    found = torch.logit(p, SMALLEST) - torch.logit(torch.tensor(threshold, dtype=p.dtype), SMALLEST)
+    return torch.where((p >= threshold) & (found <= 0), torch.full_like(found, SMALLEST), found)
 
 
 def write_mask(path: Path, mask: np.ndarray, image: Files, place: Geometry) -> None:
@@ -191,6 +201,7 @@ def segment(
     output_dir: str,
     values: Mapping[str, Sequence[int]],
     background: Sequence[int],
+    threshold: float,
 ) -> None:
     """Write a mask beside each image's name in ``output_dir``/masks, and ``predictions.csv``."""
     table = []
@@ -202,8 +213,9 @@ def segment(
         suffix = ending(path, place)
         mask = Path(output_dir) / "masks" / f"{stem}_mask{suffix}"
         mask.parent.mkdir(parents=True, exist_ok=True)
-        write_mask(mask, pixel_values(found, values, background, suffix == ".png"), path, place)
-        shares = [float((p > 0.5).double().mean()) for p in found]
+        thresholds = [threshold] * len(values)
+        write_mask(mask, pixel_values(found, thresholds, values, background, suffix == ".png"), path, place)
+        shares = [float((p > threshold if threshold == 0.5 else p >= threshold).double().mean()) for p in found]
         table.append([path.name, f"masks/{mask.name}", *shares])
     _write(output_dir, ["file", "mask", *(f"share_{name}" for name in values)], table)
 

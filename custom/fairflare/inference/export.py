@@ -27,7 +27,7 @@ from fairflare.core.validation import expected
 from fairflare.data.readers.pictures import Reader
 from fairflare.data.readers.stored import in_words
 from fairflare.data.readers.volumes import VolumeReader
-from fairflare.engine.after.recalibrate import FAR, GAP
+from fairflare.engine.after.recalibrate import FAR, GAP, Recalibrate
 from fairflare.engine.files import CONFIG, is_file, read_json, save_json, save_text, write_atomically
 from fairflare.engine.setup.tuning import whole as whole_network
 from fairflare.functional.recalibration import BEYOND
@@ -119,11 +119,16 @@ def _after(opened: Opened) -> tuple[nn.Module, dict[str, Any], str, list[str]]:
         name, given, _, words = opened.kind.exported(task.classes)
         return *_made(getattr(modules, name, None) or getattr(nn, name or "Identity"), **given), words, []
     if task.kind.has_masks:
-        return *_made(nn.Sigmoid), "probability of each structure at each pixel", []
+        said = []
+        if adjustment is not None and adjustment.flags and -1 in adjustment.fits:
+            said = [f"masks of {opened.site} are cut at {threshold_of(opened):.4f}; the model gives probabilities"]
+        return *_made(nn.Sigmoid), "probability of each structure at each pixel", said
     words = f"probabilities (N, {len(task.classes)}) of {', '.join(task.classes[:20])}"
     plain = *_made(nn.Softmax, dim=1), words
     if adjustment is None:
         return *plain, []
+    if not isinstance(adjustment.step, Recalibrate):
+        return *plain, [f"the thresholds of {opened.site} are not in the model: {dict(adjustment.fits.get(-1, {}))}"]
     if adjustment.by_group:
         return *plain, ["recalibration by groups of patients is not in the model: its inputs do not name groups"]
     fit = dict(adjustment.fits[-1])
@@ -131,6 +136,13 @@ def _after(opened: Opened) -> tuple[nn.Module, dict[str, Any], str, list[str]]:
     if "temperature" in fit:
         return *_made(Temperature, temperature=fit["temperature"], gap=GAP, beyond=BEYOND), words, said
     return *_made(Line, intercept=fit["intercept"], slope=fit["slope"], far=FAR, beyond=BEYOND), words, said
+
+
+def threshold_of(opened: Opened) -> float:
+    adjustment = opened.adjustment
+    if adjustment is None or not adjustment.flags or "threshold" not in adjustment.fits.get(-1, {}):
+        return 0.5
+    return 1.0 - float(adjustment.fits[-1]["threshold"])
 
 
 WARNING = "**Not a medical device.** A research model. Nobody has shown that its predictions are safe to act on."
@@ -169,7 +181,7 @@ def card(opened: Opened, how: Sequence[str], inputs: str, outputs: str, remarks:
         "## Results",
         _results(opened, report),
         "## Limits",
-        LIMITS + ("" if opened.site else "\n- No site's recalibration or own model is in it."),
+        LIMITS + ("" if opened.site else "\n- No site's recalibration, threshold or own model is in it."),
     ]
     return "\n\n".join(parts) + "\n"
 
@@ -299,7 +311,8 @@ def _inference(opened: Opened, whole: WholeModel, network: dict[str, Any]) -> di
     if images is not None and images.reader.values is not None:
         content["values"] = {name: list(group) for name, group in images.reader.values.items()}
         content["background"] = list(images.reader.background)
-        last = "$apply.segment(@model, @preprocessing, @inputs, @output_dir, @values, @background)"
+        content["threshold"] = threshold_of(opened)
+        last = "$apply.segment(@model, @preprocessing, @inputs, @output_dir, @values, @background, @threshold)"
     elif not opened.task.kind.has_classes and (names := opened.kind.exported(opened.task.classes)[2]):
         content["columns"] = names
         last = "$apply.tell(@model, @preprocessing, @inputs, @output_dir, @columns, @batch_size)"
@@ -396,7 +409,7 @@ def export_model(opened: Opened, form: str, folder: Path) -> list[str]:
     if form == "state-dict":
         _save_weights(opened.network, folder / STATE)
         how = ["```python", 'network.load_state_dict(torch.load("model.pt", weights_only=True))', "```"]
-        inputs = "as the network takes them: preprocessing and recalibration are not in the file"
+        inputs = "as the network takes them: preprocessing, recalibration and thresholds are not in the file"
         save_text(folder / CARD, card(opened, how, inputs, "logits", ()))
         return [*opened.remarks, "the file holds the network's entries alone: no preprocessing, no recalibration"]
     if form == "bundle" and isinstance(opened.task, BundleTask):
@@ -414,7 +427,7 @@ def export_model(opened: Opened, form: str, folder: Path) -> list[str]:
         save_json(folder / "configs" / "metadata.json", about_it)
         text = "files as the bundle's transforms take them"
         save_text(folder / "docs" / "README.md", card(opened, bundle_again.HOW, text, "logits; masks or a table", ()))
-        return [*opened.remarks, *(["recalibration is not in it"] if opened.adjustment else [])]
+        return [*opened.remarks, *(["thresholds and recalibration are not in it"] if opened.adjustment else [])]
     whole, images = whole_model(opened), opened.task.image_inputs()
     if form == "bundle" and images is not None and images.volumes:
         raise UserError("bundle: reads images and tables, no volumes; use --format torchscript, onnx or state-dict")

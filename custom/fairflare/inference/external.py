@@ -32,9 +32,10 @@ from fairflare.data.readers.files import FileSplit
 from fairflare.data.readers.geometry import geometry_of
 from fairflare.data.site_config import SiteConfig, stricter
 from fairflare.data.tensors import TensorData, as_float
+from fairflare.engine.after.base import Cases, plain
 from fairflare.engine.benefit import Pair, measured
 from fairflare.engine.clinical import NOTHING
-from fairflare.engine.evaluation import LEVEL, Cases, Predictions, over_patients, plain, predict
+from fairflare.engine.evaluation import LEVEL, Predictions, over_patients, predict
 from fairflare.engine.exchanges import clinical
 from fairflare.engine.exchanges.evaluate import EvaluateAtSite
 from fairflare.engine.gate import inspect_evaluation
@@ -341,7 +342,7 @@ class _Hospital:
         ends = over_patients(found, task, least, metrics, cases.patients)
         kept, none = ends.get(INTERVALS, {}), {"low": None, "high": None}
         site = self._clinical
-        numbers = site.after(cases, np.exp(log_softmax(refit.outputs, axis=1))) if site is not None else {}
+        numbers = site.after(cases, np.exp(log_softmax(refit.outputs, axis=1)), None) if site is not None else {}
         threshold = clinical.view_of(of_run(self._config, self._parts)).threshold
         return {
             "kind": refit.kind,

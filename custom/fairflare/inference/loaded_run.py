@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -23,7 +24,9 @@ from fairflare.data.inputs import Scaling
 from fairflare.data.readers.datalist import PREFIX, read_lists
 from fairflare.data.site_config import CONVERSION, SiteConfig, read_site_config
 from fairflare.data.tensors import LABEL
-from fairflare.engine.after.recalibrate import Fit, Recalibrate, Shape
+from fairflare.engine.after.base import AfterStep, Fit, Shape, fit_of
+from fairflare.engine.after.conformal import Conformal, class_scores
+from fairflare.engine.after.recalibrate import Recalibrate
 from fairflare.engine.exchanges.after import shape_of
 from fairflare.engine.files import BEST, CONFIG, SUFFIX, is_file, read_json, read_model
 from fairflare.engine.hashes import model_hash
@@ -41,6 +44,8 @@ from fairflare.tasks.kind import TaskKind
 from fairflare.tasks.kinds.own import folder_of_lists, read_description, root_of, sites_in
 from fairflare.tasks.own.tabular import Tabular
 
+HALF = 0.5
+
 
 @dataclass(frozen=True)
 class Adjustment:
@@ -53,7 +58,7 @@ class Adjustment:
         words: what it is, for people.
     """
 
-    step: Recalibrate
+    step: AfterStep
     fits: Mapping[int, Fit]
     shape: Shape
     words: str
@@ -63,11 +68,34 @@ class Adjustment:
         return self.step.by == "group"
 
     def probabilities(self, outputs: Tensor, members: Tensor) -> np.ndarray:
-        """float64 (N, C) of logits (N, C), recalibrated.
+        """float64 (N, C) of logits (N, C): recalibrated where the step does that, else softmax.
 
         ``members``: (N,) index of each case's group, -1 where it is in none.
         """
-        return self.step.probabilities(outputs.double().numpy(), members.numpy(), self.fits, self.shape)
+        if isinstance(self.step, Recalibrate):
+            return self.step.probabilities(outputs.double().numpy(), members.numpy(), self.fits, self.shape)
+        return outputs.double().softmax(1).numpy()
+
+    def lambdas(self, members: Tensor) -> np.ndarray:
+        """(N,) of a conformal step, nan where there is none."""
+        found = [fit_of(self.fits, int(member)).get("threshold", math.nan) for member in members]
+        return np.array(found, dtype=np.float64)
+
+    @property
+    def flags(self) -> bool:
+        """Whether cases (pixels) of the second class (a structure) are flagged from a threshold on."""
+        return isinstance(self.step, Conformal) and (self.step.loss == "missed" or self.shape.has_masks)
+
+    @property
+    def makes_sets(self) -> bool:
+        return isinstance(self.step, Conformal) and not self.flags
+
+    def sets(self, probabilities: np.ndarray, members: Tensor) -> list[list[int]]:
+        """The classes in each case's set; all of them where there is no threshold."""
+        assert isinstance(self.step, Conformal)
+        scores = class_scores(probabilities, self.step.score)
+        limits = np.nan_to_num(self.lambdas(members), nan=1.0)
+        return [[int(c) for c in np.flatnonzero(row <= limit)] for row, limit in zip(scores, limits)]
 
 
 def adjustment_of(
@@ -126,7 +154,7 @@ def _from_log(entry: Mapping[str, Any], site: str) -> dict[str, Any] | None:
     return {**about, "own": own if entry["by"] == "site" else {}, "shared": shared}
 
 
-def _fits(content: Mapping[str, Any], step: Recalibrate, shape: Shape) -> dict[int, Fit]:
+def _fits(content: Mapping[str, Any], step: AfterStep, shape: Shape) -> dict[int, Fit]:
     """Index of a group -> its parameters, each checked against the step's ranges."""
     own, shared = content.get("own"), content.get("shared")
     if not isinstance(own, dict) or not isinstance(shared, dict):
@@ -137,7 +165,7 @@ def _fits(content: Mapping[str, Any], step: Recalibrate, shape: Shape) -> dict[i
     return {-1: _checked(shared.get("", {}), step), **groups}
 
 
-def _checked(fit: Any, step: Recalibrate) -> dict[str, float]:
+def _checked(fit: Any, step: AfterStep) -> dict[str, float]:
     if not isinstance(fit, dict):
         raise UserError("the step's parameters: expected numbers by name")
     for name, value in fit.items():
@@ -173,9 +201,9 @@ class Opened:
     Attributes:
         about: what ``config.json`` says of the task.
         parts: its objects; the network holds the model and is in evaluation mode.
-        site: whose model, scaling and recalibration are used; empty: no site's.
+        site: whose model, scaling and thresholds are used; empty: no site's.
         whose: "shared", "own" (the rule's) or "personal" (the trainer's).
-        adjustment: recalibration; None: the model as it is.
+        adjustment: recalibration or thresholds; None: the model as it is.
         inputs: what sites keep of their training inputs: of the named site, or of all that lie in the folder.
         scaling: of a table's numbers; None: no table, or each site scales by its own rows and none is named.
         finished: the last finished round.
@@ -223,7 +251,7 @@ def open_run(
         site: one of the run's sites, as its report names them.
         which: "final", or "best": the one that the run has chosen on validation data; "": whose results it shows.
         site_files: where the site keeps its own files, if not in the run's folder (a deployed site's workspace).
-        plain: without recalibration.
+        plain: neither recalibration nor thresholds.
 
     Raises:
         UserError: the folder holds no run, something in it does not fit together, or there is no such site.

@@ -37,7 +37,7 @@ from fairflare.engine.evaluation import predict as predicted
 from fairflare.engine.files import save_json, save_text
 from fairflare.inference.apply import RESULTS, ending, mask_stem, pixel_values, restored, write_mask, write_rows
 from fairflare.inference.atomic_output import MARK
-from fairflare.inference.loaded_run import Opened, config_of, members_of
+from fairflare.inference.loaded_run import HALF, Opened, config_of, members_of
 from fairflare.report.values import plural
 from fairflare.tasks.kinds.classes import named_classes
 from fairflare.tasks.planning import FAR_SHARE, other_units
@@ -270,7 +270,7 @@ def _of_volumes(opened: Opened, files: Mapping[str, Files], folder: Path) -> Pre
         masked = at_home(inputs.reader, files[name], _network(opened, batch.inputs).sigmoid()[0])
         suffix = suffix_of(masked[0])
         place = written.place(name, suffix if suffix in NIFTI else ".nii.gz", masked[1])
-        write_volume_mask(place, masked, inputs.reader)
+        write_volume_mask(place, masked, written.thresholds, inputs.reader)
     return written.predictions()
 
 
@@ -292,7 +292,7 @@ def _masks(
                 raise UserError(f"{name}: its size cannot be read")
             found = restored(one, place.height, place.width)
             path, largest = written.place(name, suffix := ending(files[name], place), found), suffix == ".png"
-            values = pixel_values(found, reader.values, reader.background, largest)
+            values = pixel_values(found, written.thresholds, reader.values, reader.background, largest)
             write_mask(path, values, files[name], place)
     return written.predictions()
 
@@ -301,19 +301,31 @@ class _Masks:
     """A mask file for each input, and in the table the share of pixels of each structure."""
 
     def __init__(self, opened: Opened, folder: Path) -> None:
+        self.thresholds, self._said = _thresholds(opened)
         self._folder, self._classes, self._rows = folder, opened.task.classes, dict[str, list[Any]]()
 
     def place(self, name: str, suffix: str, probabilities: Tensor) -> Path:
         """The file for an input's mask, of a name of its own in the file's folders; a.png and a.jpg do not meet."""
         names = (f"{MASKS}/{mask_stem(name)}_mask{'' if k == 1 else k}{suffix}" for k in count(1))
         mask = next(one for one in names if one not in self._rows)
-        self._rows[mask] = [name, mask, *(float((one > 0.5).double().mean()) for one in probabilities)]
+        flagged = (p > t if t == HALF else p >= t for p, t in zip(probabilities, self.thresholds))
+        self._rows[mask] = [name, mask, *(float(one.double().mean()) for one in flagged)]
         (self._folder / mask).parent.mkdir(parents=True, exist_ok=True)
         return self._folder / mask
 
     def predictions(self) -> Predictions:
         header = ["file", "mask", *(f"share_{name}" for name in self._classes)]
-        return Predictions(header, [*self._rows.values()], np.empty((len(self._rows), 0)))
+        return Predictions(header, [*self._rows.values()], np.empty((len(self._rows), 0)), self._said)
+
+
+def _thresholds(opened: Opened) -> tuple[list[float], list[str]]:
+    adjustment, n = opened.adjustment, len(opened.task.classes)
+    if adjustment is None or not adjustment.flags:
+        return [HALF] * n, []
+    found = float(adjustment.lambdas(torch.tensor([-1]))[0])
+    if np.isnan(found):
+        return [HALF] * n, ["the run's thresholds are for groups of patients, which no file names: 0.5 is used"]
+    return [1.0 - found] * n, []
 
 
 def _outputs(opened: Opened, batches: Callable[[], Iterator[Batch]]) -> Tensor:
@@ -331,7 +343,7 @@ def _network(opened: Opened, inputs: Tensor) -> Tensor:
 
 
 def _answers(opened: Opened, outputs: Tensor, members: Tensor) -> tuple[list[str], list[list[Any]], np.ndarray]:
-    """What the task's kind makes of the outputs; of classes the likeliest, and probabilities."""
+    """What the task's kind makes of the outputs; class, probabilities and, with thresholds, what they say of each."""
     task, classes, adjustment = opened.task, opened.task.classes, opened.adjustment
     if not task.kind.has_classes:
         return *opened.kind.answer(outputs, classes), np.empty((len(outputs), 0))
@@ -339,7 +351,17 @@ def _answers(opened: Opened, outputs: Tensor, members: Tensor) -> tuple[list[str
         probabilities = outputs.double().softmax(1).numpy()
     else:
         probabilities = adjustment.probabilities(outputs, members)
-    return *named_classes(probabilities, classes), probabilities
+    header, rows = named_classes(probabilities, classes)
+    if adjustment is not None and adjustment.makes_sets:
+        header.append("set")
+        sets = adjustment.sets(probabilities, members)
+        rows = [[*row, "|".join(classes[c] for c in one)] for row, one in zip(rows, sets)]
+    elif adjustment is not None and adjustment.flags:
+        header.append(f"flagged_{classes[1]}")
+        limits = adjustment.lambdas(members)
+        flagged = 1.0 - probabilities[:, 1] <= limits
+        rows = [[*row, "" if np.isnan(limit) else int(one)] for row, one, limit in zip(rows, flagged, limits)]
+    return header, rows, probabilities
 
 
 CODES = {-9.0, -99.0, -999.0}
@@ -487,12 +509,12 @@ def at_home(reader: VolumeReader, source: Files, probabilities: Tensor) -> Maske
     return file_of(source), torch.as_tensor(moved).clamp(0, 1), found
 
 
-def write_volume_mask(target: Path, masked: Masked, reader: VolumeReader) -> None:
+def write_volume_mask(target: Path, masked: Masked, thresholds: Sequence[float], reader: VolumeReader) -> None:
     """Write a mask with the shape, affine and codes of the file that it is of; of DICOM in the series' own order."""
     import nibabel
 
     path, probabilities, found = masked
-    values = pixel_values(probabilities, reader.values or {}, reader.background, largest=False)
+    values = pixel_values(probabilities, thresholds, reader.values or {}, reader.background, largest=False)
     made = nibabel.Nifti1Image(values, found.affine)
     if suffix_of(path) in NIFTI:
         source: Any = nibabel.load(path)

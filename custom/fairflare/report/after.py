@@ -1,23 +1,31 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The step after the last round: recalibration."""
+"""Steps after the last round: recalibration, and thresholds by conformal risk control."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fairflare.report.audit_reader import Entry, Trail
 from fairflare.report.fairness import absolute, weighted
 from fairflare.report.section import Section
 from fairflare.report.values import listing, number
 
+if TYPE_CHECKING:
+    pass
+
 Json = dict[str, Any]
 Numbers = Mapping[str, Any]
 STAGES = {"before": "the model as it is", "shared": "one for all sites", "own": "each its own"}
 METRICS = {"brier": "Brier score", "calibration": "Calibration in the large", "log_loss": "Log loss"}
+METRICS |= {"risk": "Risk", "size": "Size"}
 MEANS = frozenset(f"{stage}.{metric}" for stage in STAGES for metric in METRICS)
-TITLES = {"recalibrate": "Recalibration"}
+TITLES = {"recalibrate": "Recalibration", "conformal": "Thresholds by conformal risk control"}
 COUNTS = ("n", "n_calibration", "n_all")
+MARGINAL = (
+    "A threshold for all holds its level on average over new cases of all sites mixed as the calibration cases are; no "
+    "theorem covers the threshold of one site."
+)
 
 
 def after_sections(trail: Trail, sites: Sequence[str]) -> list[Json]:
@@ -45,7 +53,7 @@ def _section(record: Entry, sites: Sequence[str]) -> Json:
     return {
         **{key: record.get(key) for key in ("step", "by", "split", "remark")},
         "title": TITLES.get(str(record.get("step")), str(record.get("step"))),
-        "note": _note(record),
+        "note": " ".join(_notes(record, rows)),
         "stages": stages,
         "metrics": metrics,
         "shared": _parameters(_shared(record, found), "shared"),
@@ -59,10 +67,17 @@ def _section(record: Entry, sites: Sequence[str]) -> Json:
     }
 
 
-def _note(record: Entry) -> str:
+def _notes(record: Entry, rows: Sequence[Json]) -> list[str]:
+    needs, found = number(record.get("needs")) or 0, [MARGINAL] if record.get("step") == "conformal" else []
     sites = record.get("sites") or {}
-    odd = [name for name in _of_all(sites) if name not in _shared(record, sites)] if not record.get("shared") else []
-    return f"The sites do not say the same of {listing(odd)}, which is therefore not shown for all." if odd else ""
+    if (agreed := number(_shared(record, sites).get("n_all"))) is not None and agreed < needs:
+        found.append(f"There is no threshold: all sites together need {needs:.0f} calibration cases.")
+    if not record.get("shared") and (odd := [name for name in _of_all(sites) if name not in _shared(record, sites)]):
+        found.append(f"The sites do not say the same of {listing(odd)}, which is therefore not shown for all.")
+    few = [row["site"] for row in rows if row["n_calibration"] is not None and row["n_calibration"] < needs]
+    if few and record.get("by") == "site":
+        found.append(f"From its own cases alone a site needs {needs:.0f}: fewer at {listing(few)}.")
+    return found
 
 
 def _shared(record: Entry, sites: Mapping[str, Numbers]) -> Numbers:
@@ -105,7 +120,7 @@ def _groups(found: Mapping[str, Numbers], stages: Mapping[str, str], metrics: Ma
 
 
 def _pooled(sites: Collection[Numbers], stage: str, metric: str, group: str) -> float | None:
-    sizes = (number(own.get(f"n/{group}")) for own in sites)
+    sizes = (number(own.get(f"n_{metric}/{group}", own.get(f"n/{group}"))) for own in sites)
     return weighted(zip(sizes, (number(own.get(f"{stage}.{metric}/{group}")) for own in sites), strict=True))
 
 

@@ -63,7 +63,11 @@ def clinical_section(trail: Trail, config: Json, about: Json, sites: Sequence[st
 
     def view(stage: str, site: str, cell: str = "") -> Json | None:
         fitted = (record.get("sites") or {}).get(site) or {} if stage == AFTER else {}
-        return _view(found[stage][site], cell, fitted, threshold)
+        flagged_from: float | None = threshold
+        if "shared.threshold" in fitted:  # the site's own, by conformal risk control
+            own = number(fitted.get("own.threshold"))
+            flagged_from = None if own is None else 1.0 - own
+        return _view(found[stage][site], cell, fitted, flagged_from)
 
     rows: list[Json] = [{"site": site, **{stage: view(stage, site) for stage in found}} for site in sites]
     cells = [

@@ -21,7 +21,7 @@ from fairflare.studies.folders import opened, require_run
 def take_step(folder: Path, step: str, values: Mapping[str, Any]) -> dict[str, Any]:
     """Take the step, add what came of it to the log, and write the report anew; returns report.json's content.
 
-    ``step`` is "recalibrate"; ``values`` are its settings by name. Raises UserError: there is
+    ``step`` is "recalibrate" or "conformal"; ``values`` are its settings by name. Raises UserError: there is
     no such run, it is not complete or of other machines, or the step does not fit its task; RunFailed: a site's data
     have errors.
     """

@@ -142,13 +142,15 @@ def test_a_mask_is_read_back_as_the_structures_that_were_found():
     values = {"disc": (128, 0), "cup": (0,)}
     truth = torch.zeros(2, 8, 8)
     truth[0, 2:7, 2:7], truth[1, 3:5, 3:5] = 1, 1
-    mask = pixel_values(truth * 0.98 + 0.01, values, (255,), largest=True)
+    mask = pixel_values(truth * 0.98 + 0.01, [0.5, 0.5], values, (255,), largest=True)
     for k, group in enumerate(values.values()):
         assert np.array_equal(np.isin(mask, group), truth[k].bool().numpy())
     outside = torch.zeros(2, 1, 1)
     outside[0], outside[1] = 0.4, 0.99  # a cup outside the disc: no value says so
-    assert pixel_values(outside, values, (255,), largest=True).item() == 0
-    assert pixel_values(torch.full((1, 1, 1), 0.5), {"a": (1,)}, (0,), True).item() == 0
+    assert pixel_values(outside, [0.5, 0.5], values, (255,), largest=True).item() == 0
+    at = torch.full((1, 1, 1), 0.3)
+    assert pixel_values(at, [0.3], {"a": (1,)}, (0,), True).item() == 1  # a threshold of a run is reached
+    assert pixel_values(torch.full((1, 1, 1), 0.5), [0.5], {"a": (1,)}, (0,), True).item() == 0
     assert torch.equal(restored(truth, 8, 8), truth) and restored(truth, 5, 13).shape == (2, 5, 13)
 
 

@@ -18,7 +18,7 @@ SAID = {
 
 
 def section(sites, **values):
-    record = {"step": "recalibrate", "by": "site", "split": "val", "remark": "", "rejected": {}}
+    record = {"step": "recalibrate", "by": "site", "split": "val", "needs": 1, "remark": "", "rejected": {}}
     trail = SimpleNamespace(after={"recalibrate/site/val": {**record, "sites": sites, **values}})
     (found,) = after_sections(trail, sorted(sites))
     return found
@@ -42,3 +42,8 @@ def test_without_the_servers_word_only_what_all_say_alike_is_shown(shared):
     assert found["shared"] == {"intercept": 0.1}
     if not shared:
         assert "do not say the same of n_all and shared.slope" in found["note"]
+
+
+def test_a_threshold_that_is_missing_is_said_by_the_sums():
+    sites = {"a": {"n_all": 1e6, "n": 40.0}, "b": {"n_all": 150.0, "n": 40.0}}
+    assert "all sites together need 199" in section(sites, shared={"n_all": 150.0}, needs=199)["note"]

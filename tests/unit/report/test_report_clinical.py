@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
+from fairflare.engine.after.base import Cases
 from fairflare.engine.clinical import ClinicalAtSite, View
-from fairflare.engine.evaluation import Cases
 from fairflare.functional import calibration as maths
 from fairflare.report.clinical import QUANTITIES, clinical_section, per_thousand
 from fairflare.report.clinical import clinical_figures as site_figures
@@ -54,7 +54,7 @@ def section(cases):
     after = {}
     for name, site in sites.items():
         moved = line(risks_of(cases[name])[0])
-        after[name] = site.after(cases[name], np.stack([1 - moved, moved], axis=1))
+        after[name] = site.after(cases[name], np.stack([1 - moved, moved], axis=1), None)
     fits = dict.fromkeys(cases, {"own.intercept": LINE[0], "own.slope": LINE[1]})
     record = {"step": "recalibrate", "sites": fits, "clinical": after}
     trail = SimpleNamespace(evaluation={"sites": before}, after={"recalibrate/site/val": record})

@@ -11,15 +11,13 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from fairflare.core.schema import Answer, Instruction
-from fairflare.core.types import CLINICAL, LABEL, MOST_EXAMPLES, Cost, Round
-from fairflare.engine.after.recalibrate import Array, Fit, Recalibrate, Shape
+from fairflare.core.types import CLINICAL, LABEL, MOST_EXAMPLES, Cost, Round, SplitName
+from fairflare.engine.after.base import AfterStep, Array, Cases, Chosen, Fit, Shape, plain
 from fairflare.engine.checks import Refused, Rejection, checked_scalars, first_good, left_out, silent
-from fairflare.engine.evaluation import Cases, Chosen
 from fairflare.engine.exchanges.base import TIMES, Ended, Exchange, OfRun, refusing
 from fairflare.engine.exchanges.site_sums import CasesOf, SumsAtSite
 from fairflare.engine.files import save_json
 from fairflare.engine.memory import AFTER_ENDING, beside
-from fairflare.engine.setup.method_parts import RECALIBRATE
 from fairflare.privacy.counts import released
 from fairflare.privacy.egress import FieldCheck, check_scalars
 
@@ -43,7 +41,7 @@ class AfterAtSite(SumsAtSite):
         clinical: the site's half of ``exchanges.clinical``; None: calibration and decisions are not told.
     """
 
-    step: Recalibrate
+    step: AfterStep
     shape: Shape
     min_count: int | None = 10
     path: Path | None = None
@@ -57,16 +55,21 @@ class AfterAtSite(SumsAtSite):
     def terms(self) -> int:
         return self.step.terms(self.shape)
 
+    def cases(self, site: Site, split: SplitName) -> Cases:
+        return Cases(*site.predict(split, self.step.condense), site.patients(split))
+
     def calibrated(self, site: Site) -> dict[str, float]:
         if self.clinical is None:
             return {}
-        cases = self.cases(site, "test")
-        found: dict[str, float] = self.clinical.after(cases, self.changes(cases))
+        changes = self.changes(self.cases(site, "test"))
+        found: dict[str, float] = self.clinical.after(
+            Cases(*site.predict("test", plain), site.patients("test")), *changes
+        )
         return found
 
     def sums(self, cases_of: CasesOf) -> list[float]:
         """All rows of sums, one after the other; of too few cases zeros."""
-        cases = cases_of(self.step.split)
+        cases = self._calibrating(cases_of)
         rows = [self._row(cases, chosen, free) for chosen, free in self._chosen(cases)]
         return [float(value) for value in np.concatenate(rows)]
 
@@ -75,7 +78,7 @@ class AfterAtSite(SumsAtSite):
         rows = np.asarray(total, dtype=np.float64).reshape(-1, self.step.length(self.shape))
         names = self.step.rows(self.shape)
         shared = {name: dict(self.step.shared(row, self.shape)) for name, row in zip(names, rows, strict=True)}
-        cases = cases_of(self.step.split)
+        cases = self._calibrating(cases_of)
         everyone = np.full(cases.n, cases.finite)
         own, remark = self.step.own(cases, everyone, rows[0], self.shape) if self.step.by == "site" else ({}, "")
         fits = {-1: own}
@@ -86,9 +89,21 @@ class AfterAtSite(SumsAtSite):
         found = self._parameters(shared, own, rows, cases)
         return found | self._results(cases_of("test"), {"own": fits, "shared": {-1: shared[""]}})
 
-    def changes(self, cases: Cases) -> Array | None:
-        """(N, C) probabilities after ``adjust``; None: as before."""
-        return self.step.changed(cases, self._in_use, self.shape) if any(self._in_use.values()) else None
+    def changes(self, cases: Cases) -> tuple[Array | None, float | None]:
+        """What ``adjust`` came to: (N, C) probabilities of class labels, and the site's threshold; None: as before."""
+        if not self.shape.has_classes or not any(self._in_use.values()):
+            return None, None
+        own = self._in_use.get(-1, {}) if self.step.by == "site" else {}
+        return self.step.changed(cases, self._in_use, self.shape), self.step.threshold(own)
+
+    def _calibrating(self, cases_of: CasesOf) -> Cases:
+        """The calibration cases; where the step takes one of each patient, one at random."""
+        cases = cases_of(self.step.split)
+        if cases.patients is None or not self.step.once:
+            return cases
+        order = np.random.default_rng(0).permutation(cases.n)
+        rows = np.sort(order[np.unique(cases.patients[order], return_index=True)[1]])
+        return Cases(cases.outputs[rows], cases.targets[rows], cases.members[rows], cases.patients[rows])
 
     def _chosen(self, cases: Cases) -> list[tuple[Chosen, bool]]:
         """For every row of sums: which cases, and whether so many may leave."""
@@ -104,6 +119,11 @@ class AfterAtSite(SumsAtSite):
     def _groups(self, cases: Cases) -> list[Chosen]:
         members = cases.members.numpy()
         return [members == g for g in range(len(self.shape.groups))]
+
+    def _counted(self, cases: Cases) -> tuple[Chosen, Chosen, Chosen]:
+        """All cases, those that the step counts, and the others, whose number follows from the two."""
+        counts = self.step.counts(cases, self.shape)
+        return np.ones(cases.n, dtype=bool), counts, ~counts
 
     def _enough(self, *kinds: Chosen) -> bool:
         """Whether numbers of a split may leave that tell how many cases of each kind there are."""
@@ -127,7 +147,7 @@ class AfterAtSite(SumsAtSite):
 
     def _keep(self, own: Fit, shared: Mapping[str, Fit], remark: str, model: str) -> None:
         if self.path is not None:
-            said: dict[str, Any] = {"step": RECALIBRATE, "by": self.step.by, "model": model}
+            said: dict[str, Any] = {"step": type(self.step).__name__.lower(), "by": self.step.by, "model": model}
             said["settings"] = {key: value for key, value in asdict(self.step).items() if key != "by"}
             save_json(self.path, {**said, "own": dict(own), "shared": dict(shared), "remark": remark})
 
@@ -135,19 +155,35 @@ class AfterAtSite(SumsAtSite):
         found = self.step.of_all(rows, self.shape, shared)
         if self.secure or self.min_count is None or cases.n < self.min_count:
             return found
-        return found | {f"own.{name}": float(value) for name, value in own.items()} | {"n_calibration": float(cases.n)}
+        if self._enough(*self._counted(cases)[1:]):
+            found |= {f"own.{name}": float(value) for name, value in own.items()}
+        return found | {"n_calibration": float(cases.n)}
 
     def _results(self, cases: Cases, fits: Mapping[str, Mapping[int, Fit]]) -> dict[str, float]:
         """Means over the test split, and over its groups where so few may leave; none of a model that has diverged."""
-        groups, everyone = self._groups(cases), np.ones(cases.n, dtype=bool)
-        free = zip(self.shape.groups, groups, self._free(groups, everyone))
-        shown = {f"/{name}": group for name, group, may in free if may and group.any()}
-        found = {"n": float(cases.n), **{f"n{where}": float(group.sum()) for where, group in shown.items()}}
+        found = {"n": float(cases.n)}
+        groups, kinds = self._groups(cases), self._counted(cases)
+        some = {name: group for name, group in zip(self.shape.groups, groups) if group.any()}
+        may = [dict(zip(self.shape.groups, self._free(groups, *of))) for of in (kinds[:1], kinds)]
+        whole, partial = ({name for name in some if free[name]} for free in may)
+        found |= {f"n/{name}": float(some[name].sum()) for name in sorted(whole)}
         for stage in self.step.stages if cases.n and cases.finite else ():
-            for metric, each in self.step.values(cases, stage, fits.get(stage, {}), self.shape).items():
-                means = {"": everyone, **shown}.items()
-                found |= {f"{stage}.{metric}{where}": float(each[chosen].mean()) for where, chosen in means}
+            values = self.step.values(cases, stage, fits.get(stage, {}), self.shape)
+            for metric, each in values.items():
+                is_partial = metric in self.step.partial
+                shown = {"": kinds[0]} if not is_partial or self._enough(*kinds[1:]) else {}
+                shown |= {f"/{name}": some[name] for name in sorted(partial if is_partial else whole)}
+                for where, chosen in shown.items():
+                    found |= self._means(stage, metric, each[chosen], kinds[is_partial][chosen], where)
         return found
+
+    def _means(self, stage: str, metric: str, values: Array, expected: Chosen, where: str) -> dict[str, float]:
+        """The mean where all expected cases have a value, and how many they are if they need not be all."""
+        known = ~np.isnan(values)
+        if not known.any() or (known != expected).any():
+            return {}
+        counted = {f"n_{metric}{where}": float(known.sum())} if metric in self.step.partial else {}
+        return {f"{stage}.{metric}{where}": float(values[known].mean()), **counted}
 
 
 @dataclass(frozen=True)
@@ -159,7 +195,8 @@ class AfterAtServer:
         view: what sites may report of calibration and decisions, see ``engine.clinical``; None: nothing.
     """
 
-    step: Recalibrate
+    name: str
+    step: AfterStep
     shape: Shape
     secure: bool = False
     remark: str = ""
@@ -184,7 +221,7 @@ class AfterAtServer:
         asked = {site: Instruction("adjust", round, models[site], **total.told) for site in total.sites}
         answers = list(transport.exchange(asked)) if asked else []
         found, clinical, rejections = self._inspect(answers, round, check)
-        content: dict[str, Any] = {"step": RECALIBRATE, "by": self.step.by, "split": self.step.split}
+        content = {"step": self.name, "by": self.step.by, "split": self.step.split, "needs": self.step.needs}
         content |= {"remark": self.remark, "shared": self._shared(total.told) if asked else {}, "sites": found}
         content |= {CLINICAL: clinical} if clinical else {}
         return content, total.rejections + rejections + silent(asked, answers)
@@ -214,17 +251,24 @@ class AfterAtServer:
         return {site: found[site][0] for site in sorted(found)}, clinical, left_out(refused, found)
 
     def _check_counts(self, numbers: Mapping[str, float], most: int) -> None:
-        """Groups are parts of a split; raises Refused."""
+        """Groups are parts of a split, and cases that have a metric parts of both; raises Refused."""
         counts = {name: value for name, value in numbers.items() if name.startswith("n")}
-        n, groups = counts.get("n", 0.0), [value for name, value in counts.items() if name.startswith("n/")]
+        n = counts.get("n", 0.0)
+        groups = [value for name, value in counts.items() if name.startswith("n/")]
+        parts = [
+            counts[name] <= counts.get("n" + where, 0.0)
+            for metric in self.step.partial
+            for where in ("", *(f"/{group}" for group in self.shape.groups))
+            if (name := f"n_{metric}{where}") in counts
+        ]
         sizes = [n, counts.get("n_calibration", 0.0)]
-        if any(v != int(v) for v in counts.values()) or max(sizes) > most or sum(groups) > n:
+        if any(v != int(v) for v in counts.values()) or max(sizes) > most or sum(groups) > n or not all(parts):
             raise Refused("count_mismatch", f"n: expected whole numbers of at most {most}, and of parts no more in all")
 
 
 @dataclass(frozen=True)
 class After(Exchange):
-    """ "calibrate", then "adjust": recalibration, see ``engine.after``."""
+    """ "calibrate", then "adjust"; the steps are in ``engine.after``."""
 
     tasks = ("calibrate", "adjust")
     fields = ("sums", "adjusted")
@@ -241,7 +285,7 @@ class After(Exchange):
         measured = any(need.split == step.split for need in parts.needs)
         remark = TRAINED if step.split == "train" else MEASURED if measured else NEW
         remark += f"; {OWN}" if parts.has_personal or parts.rule.counts_own else ""
-        return AfterAtServer(step, shape_of(run), run.secure, remark, view)
+        return AfterAtServer(run.config.after, step, shape_of(run), run.secure, remark, view)
 
     def leaves(self, run: OfRun) -> Mapping[str, FieldCheck]:
         """Proper sums, and the numbers that the step declares."""
@@ -260,7 +304,7 @@ class After(Exchange):
 EXCHANGE = After()
 
 
-def step_of(run: OfRun) -> Recalibrate:
+def step_of(run: OfRun) -> AfterStep:
     """The step that the configuration names."""
     assert run.step is not None  # the configuration names one
     return run.step
@@ -272,5 +316,6 @@ def shape_of(run: OfRun) -> Shape:
     Nobody is calibrated among those of whom it came true: recalibration has no use for groups by label.
     """
     task = run.parts.task
-    groups = () if LABEL in run.config.group_by.split("+") else run.parts.grouping.names
-    return Recalibrate.shape_of(task, groups)
+    by_label = run.config.after == "recalibrate" and LABEL in run.config.group_by.split("+")
+    groups = () if by_label else run.parts.grouping.names
+    return AfterStep.shape_of(task, groups)

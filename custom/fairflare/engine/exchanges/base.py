@@ -23,7 +23,7 @@ from fairflare.engine.checks import Rejection, checked_scalars, first_good, left
 from fairflare.privacy.egress import FieldCheck, check_scalars
 
 if TYPE_CHECKING:
-    from fairflare.engine.after.recalibrate import Recalibrate
+    from fairflare.engine.after.base import AfterStep
     from fairflare.engine.combination import Aggregation
     from fairflare.engine.setup.run_config import RunConfig
     from fairflare.engine.setup.site_parts import Parts
@@ -95,7 +95,7 @@ class OfRun:
     site: str = ""
     min_count: int | None = None
     memory: Path | None = None
-    step: Recalibrate | None = None
+    step: AfterStep | None = None
 
     @property
     def secure(self) -> bool:

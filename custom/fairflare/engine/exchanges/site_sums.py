@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from fairflare.core.schema import Answer, Instruction
 from fairflare.core.types import SplitName
-from fairflare.engine.evaluation import Cases, plain
+from fairflare.engine.after.base import Cases, plain
 
 if TYPE_CHECKING:
     from fairflare.engine.exchanges.base import Work

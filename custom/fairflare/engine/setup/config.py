@@ -21,8 +21,8 @@ from fairflare.data.inputs import VECTORS
 from fairflare.data.tensors import LABEL
 from fairflare.data.tensors import NONE as UNGROUPED
 from fairflare.engine.checks import NO_CHOICE
-from fairflare.engine.setup import method_defaults, tasks
-from fairflare.engine.setup.method_parts import NO_STEP, PART_KEYS, RECALIBRATE, MethodParts, part, step_class
+from fairflare.engine.setup import method_defaults, method_parts, tasks
+from fairflare.engine.setup.method_parts import PART_KEYS, MethodParts, part, step_class
 from fairflare.engine.setup.run_config import LEVELS, RUN_KEYS, USUAL_LEVEL, RunConfig, site_of_client
 from fairflare.engine.setup.tasks import known
 from fairflare.engine.setup.weights import named
@@ -62,7 +62,7 @@ def make_config(
     chosen = chosen_parts(method, layers)
     task_class = type(tasks.load(name, preset or None))
     classes = registry.owners(chosen.method, **chosen.ids)
-    step = validation.parsed(RunConfig, "after", taken("after", layers) or NO_STEP)
+    step = validation.parsed(RunConfig, "after", taken("after", layers) or method_parts.NO_STEP)
     after = step_class(step)
     everyone = {**classes, "train": Training, "task": task_class, **({"after": after} if after else {})}
     owners = Owners(everyone, chosen.method.shared, (RunConfig, (*RUN_KEYS, *PART_KEYS)))
@@ -172,7 +172,7 @@ def with_step(config: RunConfig, step: str, values: Mapping[str, Any]) -> RunCon
     step = validation.parsed(RunConfig, "after", step)
     after = step_class(step)
     if after is None:
-        raise UserError(f"step: expected {RECALIBRATE}, got {step}")
+        raise UserError(f"step: expected {' or '.join(method_parts.STEPS[1:])}, got {step}")
     owners = Owners({"after": after})
     return replace(config, after=step, after_step=part(after, owners.values("after", owners.resolved(values))))
 

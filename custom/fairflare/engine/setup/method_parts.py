@@ -19,14 +19,18 @@ from fairflare.server_optimizers.base import ServerOptimizer
 from fairflare.trainers.base import Trainer
 
 if TYPE_CHECKING:
-    from fairflare.engine.after.recalibrate import Recalibrate
+    from fairflare.engine.after.base import AfterStep
 
 T = TypeVar("T")
 PART_KEYS = ("trainer", "selector", "server_optimizer")
 """The parts of a method that a user may replace."""
-NO_STEP, RECALIBRATE = STEPS = "none", "recalibrate"
-STEP_MODULE = "fairflare.engine.after.recalibrate"
-"""By a name that no reader of imports follows: a job without the step does not carry it."""
+NO_STEP = "none"
+STEP_CLASSES = {
+    "recalibrate": ("fairflare.engine.after.recalibrate", "Recalibrate"),
+    "conformal": ("fairflare.engine.after.conformal", "Conformal"),
+}
+"""Step -> its module, by a name that no reader of imports follows (a job carries its own step alone), and its class."""
+STEPS = (NO_STEP, *STEP_CLASSES)
 
 
 @dataclass(frozen=True)
@@ -78,7 +82,10 @@ def checked_part(cls: type[T] | None, what: str, values: Mapping[str, Any]) -> A
     return part(cls, whole(cls, what, values)) if cls else exactly_the_keys(what, values, ())
 
 
-def step_class(name: str) -> type[Recalibrate] | None:
+def step_class(name: str) -> type[AfterStep] | None:
     """The class of a step; None for "none"."""
-    found: type[Recalibrate] | None = importlib.import_module(STEP_MODULE).Recalibrate if name == RECALIBRATE else None
+    if name not in STEP_CLASSES:
+        return None
+    module, step = STEP_CLASSES[name]
+    found: type[AfterStep] = getattr(importlib.import_module(module), step)
     return found

@@ -22,6 +22,7 @@ from fairflare.core.findings import ACCEPTABLE
 from fairflare.core.settings import exactly_the_keys, flat, nested, whole
 from fairflare.core.types import Training
 from fairflare.core.validation import CLIENT, FEDERATION, SHA256, Entries, Range, Seed, Sites, Text, expected
+from fairflare.engine.after.base import AfterStep
 from fairflare.engine.checks import BY, NO_CHOICE, RATIO
 from fairflare.engine.setup import method_parts, tasks
 from fairflare.engine.setup.config_checks import check_config
@@ -90,8 +91,8 @@ class RunConfig:
         mix_updates: what takes the place of single updates: "none" or one of ``aggregators.base.MIXES``.
         liars: share of the sites that mixing holds against.
         accept: codes of preflight's errors that count as warnings in this run, see ``findings.ACCEPTABLE``.
-        after: what is done with the final model: "none" or "recalibrate", see ``engine.after``.
-        after_step: the ``Recalibrate`` of that; None: nothing is done.
+        after: what is done with the final model: "none", "recalibrate" or "conformal", see ``engine.after``.
+        after_step: the object of this name; None: nothing is done.
         best_by: how the best model among those of the rounds is chosen by validation: "none", "mean", "worst" or
             "trade-off", see ``engine.best``.
         best_weight: w of the trade-off, mean - w (mean - worst).
@@ -154,7 +155,7 @@ class RunConfig:
     liars: Annotated[float, Range(0, 0.5)] = LIARS
     accept: Annotated[list[Code], Entries(16)] = dataclasses.field(default_factory=list)
     after: Annotated[str, Text(pattern="|".join(STEPS), words=f"one of {', '.join(STEPS)}")] = NO_STEP
-    after_step: Any = None
+    after_step: InstanceOf[AfterStep] | None = None
     best_by: Annotated[str, Text(pattern="|".join(BY), words=f"one of {', '.join(BY)}")] = NO_CHOICE
     best_weight: Annotated[float, Range(0, 1)] = 0.5
     headline: Annotated[str, Text(pattern="final|best", words="final or best")] = "final"
