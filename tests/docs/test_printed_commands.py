@@ -209,6 +209,8 @@ def test_a_printed_command_runs(one: Printed, reader, own_registry, monkeypatch,
     for before, place in zip(arguments, range(1, len(arguments))):  # as short as the presets are here
         if before == "--rounds":
             arguments[place] = str(min(3, int(arguments[place])))
+        if before in ("--folds", "--repeats"):
+            arguments[place] = str(min(2, int(arguments[place])))
         if before in ("--seeds", "--grid"):  # two of each are a comparison
             arguments[place] = ",".join(arguments[place].split(",")[:2])
         if (before, arguments[place]) == ("--env", "sim"):  # whose processes are those of tests/flare
