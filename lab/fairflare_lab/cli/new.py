@@ -13,6 +13,7 @@ from pathlib import Path
 import click
 
 from fairflare.cli import console
+from fairflare.cli.about import put_off
 from fairflare.cli.options import PATH, Told, as_json
 from fairflare.core.errors import UserError
 from fairflare.core.validation import shown
@@ -33,6 +34,7 @@ def new(kind: str, name: str, out: Path) -> Told:
 
     No file is overwritten. The example is a method of its own at once: run it, then change it.
     """
+    put_off()
     files = write_part(kind, name, out)
     return {"files": [str(path) for path in files]}, partial(_written, files, name)
 
