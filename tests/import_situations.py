@@ -29,7 +29,7 @@ class Situation:
         make: writes below a folder, or returns the table.
         flags: of `init`.
         refused: parts of the refusal; with ``leads`` a remedy in it leads to that truth.
-        truth: "sites" -> names or how many, "patient", "label", "time", "kind", "classes" -> as written; "has", "lacks"
+        truth: "sites" -> names or how many, "patient", "label", "time", "kind", "classes", "channels"; "has", "lacks"
             -> predictors; "kinds" -> predictor -> how it is read; "says", "unsaid" -> parts of suspects and notes.
         leads: the truth of one of the remedies.
         name: what `init` is given, below the folder.
@@ -417,6 +417,11 @@ add("a hospital without outcomes", lambda root: base().astype({"died": object})
     says=["C: no row has died, so that the site is left out"])
 add("names that differ by case", of_sites(B=lambda one: one.rename(columns={"age": "Age", "died": "DIED "})), at=".",
     sites=2, rows=N, has=["age"], says=["B_hospital.csv: Age, DIED are read as age, died"])
+add("names in another language at one site", of_sites(B=lambda one: one.rename(columns={"age": "Alter", "sex":
+    "Geschlecht"})), at=".", refused=("lacks age, sex, has Alter, Geschlecht", "--rename Alter=age,Geschlecht=sex"),
+    leads=dict(sites=2, rows=N, has=["age", "sex"]))
+add("other columns at one site", of_sites(B=lambda one: one.rename(columns={"age": "ward"}).assign(ward="intensive")),
+    at=".", refused=("lacks age, has ward", "--mapping FILE"))
 add("a column more at one site", of_sites(B=lambda one: one.assign(extra=1)), at=".",
     refused=("B_hospital.csv", "--leave-out extra"), leads=dict(sites=2, rows=N, lacks=["extra"]))
 add("outcomes in other words", of_sites(A=lambda one: one.replace({"died": {0: "alive", 1: "dead"}}),
@@ -658,6 +663,20 @@ def named_by_contrast(names, folder="{label}", ending="png"):
     return make
 
 
+def on_a_fourth_axis(n):
+    def make(root):
+        rng = np.random.default_rng(0)
+        for k in range(24):
+            image, mask, affine = ball(rng, (16, 16, 6))
+            write(root / f"p{k:02d}.nii.gz", np.stack([image + c for c in range(n)], axis=-1), affine)
+            write(root / f"p{k:02d}_seg.nii.gz", mask, affine)
+
+    return make
+
+
+add("contrasts on the fourth axis", on_a_fourth_axis(2), at=".", refused=("p00.nii.gz: several volumes in one file",),
+    leads=dict(kind="volume-segmentation", rows=24, channels="2"))
+add("a time series on the fourth axis", on_a_fourth_axis(20), at=".", refused=("20 volumes in one file", "their mean"))
 add("contrasts as channels in a list", contrasts, at=".", rows=8, kind="classification")
 add("contrasts by names in folders of classes", named_by_contrast(["T1", "T2", "FLAIR"]), at=".", rows=24,
     classes=["benign", "malignant"], says=["24 images have 3 contrasts each", "FLAIR.png, "])

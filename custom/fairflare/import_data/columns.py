@@ -173,8 +173,7 @@ def _add(
         if _are_signed(name, cells, odd, chosen):
             return leave("which hold numbers with signs or units")
         if odd.any():
-            text = f"{cells.rows(odd)} cells are no numbers, such as {shown(cells.texts[odd][0])}, and count as missing"
-            found.notes.append(f"{name}: {text}")
+            found.notes.append(f"{name}: {no_numbers(cells, odd)}")
         cells = cells.where(numeric | cells.empty)
         found.notes.extend(checked_numbers(name, cells.numbers[cells.codes], sites, chosen))
     elif cells.share(cells.that(naming.is_date)) >= MOSTLY:
@@ -227,6 +226,11 @@ def _add(
     found.features.append(name)
     if spec != {"kind": "number"}:
         found.specs[name] = spec
+
+
+def no_numbers(cells: Cells, odd: np.ndarray) -> str:
+    """What is said of the ``odd`` texts in a column of numbers, bool (K,)."""
+    return f"{cells.rows(odd)} cells are no numbers, such as {shown(cells.texts[odd][0])}, and count as missing"
 
 
 def _separator(values: Sequence[str]) -> str:
