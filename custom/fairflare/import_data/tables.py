@@ -28,7 +28,7 @@ from fairflare.data.readers.table_features import EXCEL, gaps_of, iso_date
 from fairflare.data.readers.tables import SUFFIXES, read_columns, read_table
 from fairflare.import_data import columns as read
 from fairflare.import_data.cells import Cells, Row, rows_of_sites
-from fairflare.import_data.folders import NAME, images_in_folders, level_table, patients_of
+from fairflare.import_data.folders import NAME, PATIENT_HEADERS, images_in_folders, level_table, patients_of
 from fairflare.import_data.labels import (
     WORDS,
     as_iso,
@@ -121,6 +121,7 @@ def rows_of(root: Path, paths: Sequence[Path], chosen: Choices) -> pd.DataFrame:
     found: list[pd.DataFrame] = []
     notes: list[str] = []
     given = dict(_pair(text) for text in chosen.rename)
+    unseen = {*given}
     for path, (site, split) in zip(paths, named, strict=True):
         try:
             columns, said = read_laid_out(path, chosen)
@@ -129,7 +130,9 @@ def rows_of(root: Path, paths: Sequence[Path], chosen: Choices) -> pd.DataFrame:
         if not any(columns.values()):
             notes.append(f"{path.name} holds no rows and is left out")
             continue
-        columns = {given.get(name, name): cells for name, cells in columns.items()}
+        unseen -= {*columns}
+        own = {name: given[name] for name in columns if given.get(name, name) not in columns}
+        columns = {own.get(name, name): cells for name, cells in columns.items()}
         if found:
             names = [name for name in found[0] if not name.startswith("@")]
             columns = _named_as(columns, names, path.name, notes)
@@ -151,6 +154,8 @@ def rows_of(root: Path, paths: Sequence[Path], chosen: Choices) -> pd.DataFrame:
         found.append(table.assign(**{HOME: home, SITE: site, SPLIT: split, NAME_OF_FILE: path.stem}))
     if not found:
         raise UserError(f"init: {paths[0].name}: expected rows, got none")
+    for name in sorted(unseen):
+        check_column("rename", name, [name for name in found[0] if not name.startswith("@")])
     whole = pd.concat(found, ignore_index=True).fillna("")
     _rewrite(whole, [name for name in whole.columns if not name.startswith("@")], notes)
     whole.attrs["notes"] = tuple(notes)
@@ -350,7 +355,9 @@ def _of_rows(files: Files, paths: Sequence[Path], table: pd.DataFrame, chosen: C
             Reading("its rows are the examples", "--kind tabular"),
             Reading("the images are the examples and the table is not read", "--kind classification or segmentation"),
         ]
-        if chosen.kind or chosen.ask(f"{paths[0].name} names none of the {len(files.images)} images", readings):
+        if chosen.kind or chosen.ask(
+            f"{paths[0].name} names none of the {len(files.images)} images, by file, folder or header", readings
+        ):
             return images_in_folders(files, chosen)
     return _rows(files, table, own, chosen)
 
@@ -408,17 +415,22 @@ def _column_of_files(table: pd.DataFrame, columns: Sequence[str], index: Mapping
         filled = table[name][table[name] != ""]
         hits = sum(bool(path) and geometry.is_mask(path) == masks for path in _places(table, name, index))
         if len(filled) and hits / len(filled) > HALF:
-            # Ages may be names of files, too: a column of files says so, or has none twice.
+            # Ages and classes may be names of files, too: a column of files says so, or has hardly any twice.
             rank = (bool(OF_FILES.search(bare(name))), filled.nunique() / len(filled), hits / len(filled))
-            if rank > most:
+            if rank > most and (rank[0] or rank[1] > HALF):
                 best, most = name, rank
     return best
 
 
+KEYED = Choices(groups=("AccessionNumber",))
+"""Headers that a table may name beside those that say the patient."""
+
+
 def _column_of_patients(files: Files, table: pd.DataFrame, columns: Sequence[str]) -> str:
-    """The column whose cells are names of folders of images or beginnings of their names: BIDS' participants.tsv."""
+    """The column whose cells are in headers, names of folders or beginnings of files' names: BIDS' participants.tsv."""
     known = {part for path in files.images for part in PurePosixPath(path).parts[:-1]}
-    known |= {name for name in level_table(files, files.images, Choices()).get(NAME, ()) if name}
+    levels = level_table(files, files.images, KEYED)
+    known |= {name for level in (NAME, *PATIENT_HEADERS, *KEYED.groups) for name in levels.get(level, ()) if name}
     for name in columns:
         cells = table[name][table[name] != ""]
         if len(cells) and cells.is_unique and cells.isin(known).mean() > HALF:
@@ -430,7 +442,8 @@ def _level_of(levels: pd.DataFrame, rows: Mapping[str, int], key: str) -> str:
     """The one level of folders or names that explains most images; a folder's name must stand for one folder alone."""
     hits = levels.drop(columns=["image", SPLIT]).isin(list(rows)).mean()
     level = str(hits.idxmax())
-    if near := [name for name in hits.index if name not in (level, NAME) and hits[name] > HALF * hits[level]]:
+    folders = [name for name in hits.index if name.startswith(FOLDER) and name != level]
+    if near := [name for name in folders if level.startswith(FOLDER) and hits[name] > HALF * hits[level]]:
         raise UserError(
             f"init: {key} names folders of {level} and of {near[0]}: expected one level; rename one of them"
         )
@@ -448,12 +461,12 @@ def _level_of(levels: pd.DataFrame, rows: Mapping[str, int], key: str) -> str:
 def _patients(files: Files, table: pd.DataFrame, columns: Sequence[str], key: str, chosen: Choices) -> Found:
     rows = {cell: k for k, cell in enumerate(table[key])}
     images = [path for path in files.images if not geometry.is_mask(path)]
-    levels = level_table(files, images, Choices())
+    levels = level_table(files, images, KEYED)
     level = _level_of(levels, rows, key)
     kept = {path: rows[name] for path, name in zip(images, levels[level], strict=True) if name in rows}
     image = "@image"
     joined = table.iloc[list(kept.values())].reset_index(drop=True).assign(**{HOME: ".", image: list(kept)})
-    patient = chosen.patient or key
+    patient = chosen.patient or (key if level not in (PATIENT_HEADERS[1], *KEYED.groups) else "")  # a study's number
     return _images(files, joined, columns, image, {path: path for path in images}, replace(chosen, patient=patient))
 
 
