@@ -160,6 +160,7 @@ class Choices:
         keep: features that are taken though they may be known only after the outcome.
         leave_out: columns that are no features.
         missing: cells that stand for a missing value, as 999 in any column or sex=9 in one.
+        rename: names of columns in some files and what they are called in the others, as Alter=age.
         exposure: the column that a count grows with.
         since: the column of dates from which other dates count; empty: dates are left out.
         time: the column of times to an event, or to the end of the observation.
@@ -187,6 +188,7 @@ class Choices:
     keep: tuple[str, ...] = ()
     leave_out: tuple[str, ...] = ()
     missing: tuple[str, ...] = ()
+    rename: tuple[str, ...] = ()
     exposure: str = ""
     since: str = ""
     time: str = ""
