@@ -13,7 +13,6 @@ import unicodedata
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -68,6 +67,8 @@ NUMBER, COMMA = re.compile(r"[-+]?\d+(\.\d+)?"), re.compile(r"[-+]?\d+,\d+")
 UNIT = re.compile(
     r"([-+]?\d+(?:\.\d+)?) *(%|°[CF]|mmHg|[µumkcdn]?(?:g|l|L|m|mol|U|IU)(?:/\w+)?|years?|days?|Jahre|Tage|ans)"
 )
+PLAIN = "0123456789.+-eE\n"
+"""Characters of a column of numbers that have neither a comma nor a unit, with line ends between them."""
 SPACED = re.compile(r"[-+]?\d{1,3}(?:[\s']\d{3})+(?:[.,]\d+)?")
 EARLIEST = 3653
 """Days by Excel's count: 1910."""
@@ -108,13 +109,20 @@ def rows_of(root: Path, paths: Sequence[Path], chosen: Choices) -> pd.DataFrame:
     found: list[pd.DataFrame] = []
     notes: list[str] = []
     gaps = {ZEROS.sub("", cell) for cell in chosen.missing}
+    unlike: set[str] = set()
 
     def clean(name: str, column: Sequence[str]) -> Any:
-        cells = Cells.of(column)
-        texts = ["" if is_missing(text) else unicodedata.normalize("NFC", text) for text in cells.texts]
-        for k, one in enumerate(map(partial(ZEROS.sub, ""), texts) if gaps else ()):
-            texts[k] = "" if {one, f"{name}={one}"} & gaps else texts[k]
-        return np.array(texts, dtype=object)[cells.codes]
+        text = "\n".join(["", *column, ""])
+        if text.strip(PLAIN) or {*name_words(name)} & {*WORDS["column_date"]}:
+            unlike.add(name)
+        elif not gaps and "\n.\n" not in text:  # no cell needs a look
+            return np.array(column, dtype=object)
+        found = Cells.of(column)
+        for k in range(len(found.texts)) if gaps else np.flatnonzero(~np.isfinite(found.numbers)):
+            cell = unicodedata.normalize("NFC", found.texts[k])
+            one = ZEROS.sub("", cell)
+            found.texts[k] = "" if is_missing(cell) or {one, f"{name}={one}"} & gaps else cell
+        return found.texts[found.codes]
 
     for path, (site, split) in zip(paths, named, strict=True):
         try:
@@ -143,8 +151,8 @@ def rows_of(root: Path, paths: Sequence[Path], chosen: Choices) -> pd.DataFrame:
         found.append(table.assign(**{HOME: home, SITE: site, SPLIT: split, NAME_OF_FILE: path.stem}))
     if not found:
         raise UserError(f"init: {paths[0].name}: expected rows, got none")
-    whole = pd.concat(found, ignore_index=True).fillna("")
-    for name in (name for name in whole.columns if not name.startswith("@")):
+    whole = pd.concat(found, ignore_index=True).fillna("") if found[1:] else found[0].reset_index(drop=True)
+    for name in (name for name in whole.columns if name in unlike):
         texts = [text for text in whole[name].unique() if text]
         if plain := _plainly(name, texts):
             whole[name] = whole[name].map(lambda text, plain=plain: plain.get(text, text))
