@@ -96,6 +96,72 @@ def test_a_whole_network_has_the_entries_of_the_plain_one_and_computes_the_same(
     assert torch.equal(other.eval()(x), expected)
 
 
+class Block(nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.attn = nn.ModuleDict({"qkv": nn.Linear(width, 3 * width), "proj": nn.Linear(width, width)})
+        self.mlp = nn.ModuleDict({"fc1": nn.Linear(width, 4 * width), "fc2": nn.Linear(4 * width, width)})
+
+    def forward(self, x):
+        q, k, v = self.attn["qkv"](self.norm1(x)).chunk(3, -1)
+        x = x + self.attn["proj"](nn.functional.scaled_dot_product_attention(q, k, v))
+        return x + self.mlp["fc2"](nn.functional.gelu(self.mlp["fc1"](self.norm2(x))))
+
+
+class LikeTimm(nn.Module):
+    """A vision transformer under timm's names."""
+
+    def __init__(self, width=16, depth=2):
+        super().__init__()
+        self.cls_token, self.pos_embed = nn.Parameter(torch.zeros(1, 1, width)), nn.Parameter(torch.zeros(1, 17, width))
+        self.patch_embed = nn.ModuleDict({"proj": nn.Conv2d(3, width, 8, 8)})
+        self.blocks = nn.Sequential(*(Block(width) for _ in range(depth)))
+        self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, 2)
+
+    def forward(self, x):
+        x = self.patch_embed["proj"](x).flatten(2).transpose(1, 2)
+        x = torch.cat((self.cls_token.expand(len(x), -1, -1), x), 1) + self.pos_embed
+        return self.head(self.norm(self.blocks(x))[:, 0])
+
+
+BLOCKS, HEAD = ("blocks.0", "blocks.1"), {"head.weight", "head.bias"}
+NORMS = {f"{b}.norm{k}.{e}" for b in BLOCKS for k in (1, 2) for e in ("weight", "bias")} | {"norm.weight", "norm.bias"}
+
+
+def adapters(*layers):
+    return {f"{block}.{layer}.lora_B.default.weight" for block in BLOCKS for layer in layers}
+
+
+@each(
+    "tune, layers, expected",
+    [
+        ("head", "", set()),
+        ("norm", "", NORMS),
+        ("lora", "", adapters("attn.qkv", "attn.proj", "mlp.fc1", "mlp.fc2")),
+        ("lora", "qkv", adapters("attn.qkv")),
+        ("lora", "blocks.0.attn.qkv, fc2", adapters("mlp.fc2") | {"blocks.0.attn.qkv.lora_B.default.weight"}),
+    ],
+)
+def test_a_vision_transformer_under_timm_s_names_is_tuned_by_these(tune, layers, expected):
+    torch.manual_seed(0)
+    plain, x = LikeTimm(), torch.randn(4, 3, 32, 32)
+    network = tuned(copy.deepcopy(plain), settings(tune, tune_layers=layers))
+    assert set(network.state_dict()) == expected | HEAD
+    assert torch.equal(network.eval()(x), plain.eval()(x))
+    network.train()(x).square().sum().backward()
+    assert all(value.grad is not None and bool(value.grad.abs().sum() > 0) for value in network.parameters())
+    with torch.no_grad():
+        for value in network.parameters():
+            value -= 0.1 * value.grad
+    moved = network.eval()(x)
+    merged = whole(network).eval()
+    assert set(merged.state_dict()) == set(plain.state_dict())
+    torch.testing.assert_close(merged(x), moved, rtol=1e-4, atol=1e-5)
+    changed = {name for name, value in plain.state_dict().items() if not torch.equal(value, merged.state_dict()[name])}
+    assert changed == {name.replace("lora_B.default.", "") for name in expected} | HEAD
+
+
 def test_dropout_of_the_body_is_off_and_running_statistics_stay():
     network = nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8), nn.Dropout(0.5), nn.Linear(8, 2))
     x = torch.randn(16, 8)

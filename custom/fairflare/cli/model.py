@@ -203,9 +203,9 @@ def evaluate(
             raise UserError(f"--{given[0]}: is for data in this process, not for a job")
         if data is None and env == "sim":
             raise UserError("DATA: expected a folder with the lists of all sites with --env sim")
-        with TemporaryDirectory() as scratch:
+        with TemporaryDirectory() as whole:
             chosen = {key: asked[key] for key in ("group_by", "min_count")}
-            config = results.job_config(opened, sites, data, chosen, Path(scratch))
+            config = results.job_config(opened, sites, data, chosen, Path(whole))
             return _run_job(opened, config, job, env, deployment, out or run / f"{EVALUATION}{env}", force)
     if data is None:
         raise UserError("DATA: expected a hospital's labelled data")
