@@ -307,6 +307,8 @@ def test_what_a_run_can_be_told_works_on_what_trains_or_is_refused_in_a_line(met
         model, parts, _, rounds = watched(method, tmp_path / "run", {"tune": tune, **WAYS[way]}, rounds=2)
     except UserError as error:
         assert method != "fedavg" and "\n" not in str(error) and len(str(error)) < 300
+        with pytest.raises(UserError):  # nor can a whole network be told so
+            build_parts(make_config(method, TASK, values={**SMALL, **WAYS[way]}))
         return
     assert model.keys() == dict(parts.network.named_parameters()).keys() and len(rounds) == 2
     assert rounds[-1]["model_sha256"] == model_hash(model)
