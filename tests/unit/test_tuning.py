@@ -17,7 +17,7 @@ from fairflare.core.errors import DataError, UserError
 from fairflare.data.site_config import SiteConfig
 from fairflare.engine.audit import verify
 from fairflare.engine.exchanges.train import REST, shortened
-from fairflare.engine.files import INITIAL, read_model
+from fairflare.engine.files import INITIAL, START, read_model, save_tensors
 from fairflare.engine.hashes import model_hash
 from fairflare.engine.in_process import InProcess
 from fairflare.engine.setup.config import make_config
@@ -381,6 +381,22 @@ def test_a_given_body_is_kept_once_and_a_finished_run_exports_the_whole_network(
     changed = [key for key in exported if not torch.equal(exported[key], whole_model[key])]
     head = list(whole_model)[-2:]
     assert set(head) <= set(changed) and (changed == head if tune == "head" else len(changed) > 2)
+
+
+@pytest.mark.parametrize("tune", TUNES)
+def test_a_server_has_the_bits_of_what_trains_and_nothing_of_the_body(tune, body, tmp_path, monkeypatch):
+    given = {"model": "mlp", "tune": tune, "init_from": str(body)}
+    config = make_config("fedavg", "support2", values=given)
+    parts = build_parts(config)
+    save_tensors(tmp_path / START, parts.model)
+    monkeypatch.delenv(VARIABLE)
+    with pytest.raises(UserError, match="initial weights are not here"):
+        build_parts(config)
+    lean = build_parts(config, start=tmp_path / START)
+    assert model_hash(lean.model) == model_hash(parts.model) and lean.trainable == parts.trainable
+    frozen = {key: value for key, value in lean.network.named_buffers() if key not in lean.model}
+    assert frozen and all(value.is_meta for value in frozen.values())
+    assert sizes(lean.network) == sizes(parts.network)
 
 
 def test_a_site_takes_its_body_from_its_own_file_and_no_other(body, tmp_path):
