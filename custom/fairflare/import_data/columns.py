@@ -153,7 +153,8 @@ def _add(
     values = cells.texts[~cells.empty]
     if len(values) < 2:
         return leave("which hold one value or none")
-    of_sites = {site: np.unique(cells.codes[rows]) for site, rows in sites.items()}
+    few = len(values) <= len(sites)  # else some site has two
+    of_sites = {site: np.unique(cells.codes[rows]) for site, rows in sites.items() if few or column.plain in INDEX}
     filled = [codes for own in of_sites.values() if len(codes := own[~cells.empty[own]])]
     if len(filled) > 1 and all(len(codes) == 1 for codes in filled) and name not in chosen.keep:
         return leave("which have one value at each site and so tell the site (--keep COLUMN takes one)")
@@ -334,14 +335,16 @@ heaps; more here, as the largest gap is sought)."""
 def _two_units(part: np.ndarray, site: str) -> str:
     """What to say where a site's sorted numbers lie in two heaps, as in two units; "" elsewhere."""
     part = part[part > 0]
-    if len(part) < 2 * LEAST_ROWS or len(np.unique(part)) <= MOST_BANDS:
+    if len(part) < 2 * LEAST_ROWS or (np.diff(part) > 0).sum() < MOST_BANDS:
         return ""
     gaps, edge = np.diff(np.log(part)), max(LEAST_ROWS // 2, int(LEAST_PART * len(part)))
     inner = gaps[edge - 1 : len(gaps) - edge + 1]
     k = edge - 1 + int(inner.argmax())
+    if gaps[k] < WIDER * np.partition(inner, -2)[-2]:
+        return ""
     low, high = np.median(part[: k + 1]), np.median(part[k + 1 :])
     within = np.sqrt(np.mean([np.log(one).var() for one in (part[: k + 1], part[k + 1 :])]))
-    if high < APART * low or gaps[k] < WIDER * np.sort(inner)[-2] or np.log(high / low) < HEAPS * within:
+    if high < APART * low or np.log(high / low) < HEAPS * within:
         return ""
     n = len(part) - k - 1
     return f"about {low:.4g} in {k + 1} rows of {site} and {high:.4g} in {n}, none between: two units?"

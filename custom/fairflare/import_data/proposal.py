@@ -16,6 +16,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from fairflare.core.errors import UserError
 from fairflare.core.validation import CONTROL, in_order, natural, shown, some
 from fairflare.data.readers.datalist import INSIDE
@@ -279,7 +281,8 @@ def check_texts(found: Found) -> None:
     texts = names | {text for one in found.examples for text in (*one.about, *one.about.values())}
     if found.examples:  # a table's rows are of the same columns
         cells = found.examples[0].cells.columns.values()
-        odd = [column.texts for column in cells if CONTROL.search("\n".join(column.texts))]
+        words = (column.texts[~(np.isfinite(column.numbers) | column.empty)] for column in cells)
+        odd = [texts for texts in words if CONTROL.search("\n".join(texts))]
         texts |= {text for column in odd for text in column}
     if name := next((text for text in sorted(names) if re.search(r"[\n\r\t]", text)), ""):
         raise UserError(f"init: expected names without line ends and tabs, got {shown(name)}")

@@ -72,7 +72,7 @@ class Column:
 
     @cached_property
     def different(self) -> int:
-        return len(self.values)
+        return int((~self.cells.empty).sum())
 
     @cached_property
     def words_of_cells(self) -> list[str]:
@@ -95,7 +95,7 @@ class Column:
 
     @cached_property
     def is_whole(self) -> bool:
-        return self.is_number and bool((self.numbers % 1 == 0).all())
+        return self.is_number and bool((self.numbers == np.round(self.numbers)).all())
 
     @cached_property
     def is_date(self) -> bool:
@@ -318,7 +318,7 @@ class People:
 
 def is_code(column: Column) -> str:
     """Why numbers are codes, which have no order: "" where they are not."""
-    if not column.values:
+    if not column.different:
         return ""
     lettered = [value for value in column.words_of_cells if CODED.fullmatch(value)]
     if lettered and len(column.numbers) and len(lettered) + len(column.numbers) >= ALIKE * column.different:

@@ -11,9 +11,8 @@ import math
 import re
 import unicodedata
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
@@ -81,6 +80,8 @@ NUMBER, COMMA = re.compile(r"[-+]?\d+(\.\d+)?"), re.compile(r"[-+]?\d+,\d+")
 UNIT = re.compile(
     r"([-+]?\d+(?:\.\d+)?) *(%|°[CF]|mmHg|[µumkcdn]?(?:g|l|L|m|mol|U|IU)(?:/\w+)?|years?|days?|Jahre|Tage|ans)"
 )
+PLAIN = "0123456789.+-eE\n"
+"""Characters of a column of numbers that have neither a comma nor a unit, with line ends between them."""
 SPACED = re.compile(r"[-+]?\d{1,3}(?:[\s']\d{3})+(?:[.,]\d+)?")
 EARLIEST = 3653
 """Days by Excel's count: 1910."""
@@ -156,7 +157,7 @@ def rows_of(root: Path, paths: Sequence[Path], chosen: Choices) -> pd.DataFrame:
         raise UserError(f"init: {paths[0].name}: expected rows, got none")
     for name in sorted(unseen):
         check_column("rename", name, [name for name in found[0] if not name.startswith("@")])
-    whole = pd.concat(found, ignore_index=True).fillna("")
+    whole = pd.concat(found, ignore_index=True).fillna("") if found[1:] else found[0].reset_index(drop=True)
     _rewrite(whole, [name for name in whole.columns if not name.startswith("@")], notes)
     whole.attrs["notes"] = tuple(notes)
     return whole
@@ -180,11 +181,14 @@ def _cleaned(columns: dict[str, list[str]], file: str, missing: Sequence[str], n
     gaps = {ZEROS.sub("", cell) for cell in missing}
 
     def clean(name: str, column: Sequence[str]) -> Any:
-        cells = Cells.of(column)
-        texts = ["" if is_missing(text) else unicodedata.normalize("NFC", text) for text in cells.texts]
-        for k, one in enumerate(map(partial(ZEROS.sub, ""), texts) if gaps else ()):
-            texts[k] = "" if {one, f"{name}={one}"} & gaps else texts[k]
-        return np.array(texts, dtype=object)[cells.codes]
+        if not gaps and _is_plain(name, column) and "." not in column:  # no cell needs a look
+            return np.array(column, dtype=object)
+        found = Cells.of(column)
+        for k in range(len(found.texts)) if gaps else np.flatnonzero(~np.isfinite(found.numbers)):
+            cell = unicodedata.normalize("NFC", found.texts[k])
+            one = ZEROS.sub("", cell)
+            found.texts[k] = "" if is_missing(cell) or {one, f"{name}={one}"} & gaps else cell
+        return found.texts[found.codes]
 
     table = pd.DataFrame({name: clean(name, columns.pop(name)) for name in list(columns)}, dtype=object)
     if _holds_units(table):
@@ -194,9 +198,14 @@ def _cleaned(columns: dict[str, list[str]], file: str, missing: Sequence[str], n
     return table
 
 
+def _is_plain(name: str, cells: Iterable[str]) -> bool:
+    """Whether cells are numbers as Python writes them, and the name is none of a date: nothing is to be rewritten."""
+    return not "\n".join(cells).strip(PLAIN) and not {*name_words(name)} & {*WORDS["column_date"]}
+
+
 def _rewrite(table: pd.DataFrame, names: Sequence[str], notes: list[str]) -> None:
     """Numbers and dates of each column of ``names`` in one form, in place."""
-    for name in names:
+    for name in (name for name in names if not _is_plain(name, table[name])):
         if plain := _plainly(name, [text for text in table[name].unique() if text]):
             table[name] = table[name].map(lambda text, plain=plain: plain.get(text, text))
             notes.append(f"{name}: {shown(next(iter(plain)))} is read as {next(iter(plain.values()))}")

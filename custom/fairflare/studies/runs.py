@@ -37,7 +37,7 @@ from fairflare.engine.setup.config import RunConfig, site_of_client, words
 from fairflare.engine.setup.config_checks import asked_sites, refuse_pooling
 from fairflare.engine.setup.local import SITES, LocalSites, run_local
 from fairflare.engine.setup.parts import Parts, build_parts
-from fairflare.engine.setup.weights import find
+from fairflare.engine.setup.weights import find, keep
 from fairflare.engine.straggler_policy import EarlyEnd
 from fairflare.report import EDITIONS, REPORT
 from fairflare.report.audit_reader import RunLog
@@ -363,6 +363,7 @@ def execute_deployed(
         display.note(caution)
     with fresh_folder(folder, force):
         run_deployed(config, folder, env, kit, watch=lambda text: err.print(escape(text), soft_wrap=True), **how)
+        keep(config.init_from, folder)  # a server has no frozen body
         verify_run(folder)
         if not (folder / REPORT).is_file():
             raise RunFailed(f"the job came back without {REPORT}; `fairflare report {folder}` writes it")
