@@ -14,7 +14,6 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -57,11 +56,10 @@ class InProcess:
             yield self._sites[name].handle(instructions[name])
 
 
-Together = Callable[["Sequence[LocalWork]"], "list[Trained]"]
-LOCKSTEP: ContextVar[Callable[[str, Sequence[LocalWork], Together], list[Any]] | None] = ContextVar(
+LOCKSTEP: ContextVar[Callable[[Trainer, Sequence[LocalWork]], list[Trained]] | None] = ContextVar(
     "LOCKSTEP", default=None
 )
-"""Called with the trainer's description, the sites' works and what trains them, where other runs train with them."""
+"""Called with the trainer and the sites' works in place of ``train_together``, where other runs train with them."""
 
 
 @dataclass(frozen=True)
@@ -106,11 +104,9 @@ class Stacked(InProcess):
             from fairflare.trainers.vmap_training import train_together  # in runs that ask for it alone
 
             works = [self._sites[name].planned(instructions[name]) for name in asked]
-            trainer = self._replays[asked[0]].of
-            train, lockstep = partial(train_together, trainer=trainer), LOCKSTEP.get()
-            for name, work, trained in zip(
-                asked, works, lockstep(repr(trainer), works, train) if lockstep else train(works)
-            ):
+            trainer, lockstep = self._replays[asked[0]].of, LOCKSTEP.get()
+            results = lockstep(trainer, works) if lockstep else train_together(works, trainer)
+            for name, work, trained in zip(asked, works, results):
                 self._replays[name].done.clear()
                 self._replays[name].done[work.seed] = trained, work
         yield from super().exchange(instructions)
