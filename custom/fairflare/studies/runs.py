@@ -256,7 +256,7 @@ def _with_room(folder: Path) -> Iterator[None]:
 def _in_process(config: RunConfig, parts: Parts, folder: Path, workers: int | None, page: bool) -> dict[str, Any]:
     rounds, notes = config.training.rounds, [note.to_json() for note in parts.rule.notes]
     try:
-        # First of all: TensorBoard and the progress bar have threads, beside which no worker can be forked.
+        # First of all: the progress bar has a thread, beside which no worker can be forked.
         with contextlib.ExitStack() as stack:
             sites = stack.enter_context(LocalSites(config, folder, parts, workers_for(workers, config, parts)))
             board, log = stack.enter_context(contextlib.closing(TensorBoard(folder, notes))), RunLog(folder)
