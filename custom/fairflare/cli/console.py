@@ -104,14 +104,6 @@ def _indented(*texts: str) -> None:
         out.print(Padding(escape(text), (0, 0, 0, 4)))
 
 
-def written(files: Sequence[Path], name: str) -> None:
-    """The files of ``fairflare new``, and what to do with them."""
-    for path in files:
-        say(f"wrote {path}")
-    say(f"run it:  FAIRFLARE_PLUGINS={files[0]} fairflare run {name} --task support2 --rounds 2")
-    say(f"test it: pytest {files[1]}")
-
-
 def findings(found: Mapping[str, Sequence[Finding]], several: bool) -> None:
     """The lines of ``fairflare preflight``: one for each site and kind of problem."""
     for site, own in found.items():

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from fairflare.studies.display import Counter
 
 LEVEL = "LEVEL"
-LISTS = ("classes", "groups", "categories", "leave_out", "keep", "without", "missing", "event_value")
+LISTS = ("classes", "groups", "categories", "leave_out", "keep", "without", "missing", "event_value", "rename")
 FEW = 3
 """Sites with errors that are named with the flags that leave them out."""
 
@@ -45,6 +45,9 @@ FEW = 3
 @click.option("--keep", multiple=True, metavar="A,B", help="Predictors that are known before the outcome all the same.")
 @click.option(
     "--missing", multiple=True, metavar="A,B", help="Cells that stand for a missing value: 999, or in a column sex=9."
+)
+@click.option(
+    "--rename", multiple=True, metavar="A=B,C=D", help="Columns of some files, and their names in the others."
 )
 @click.option("--exposure", default="", metavar="COLUMN", help="Of a count: the column that it grows with.")
 @click.option("--since", default="", metavar="COLUMN", help="The column of dates that other dates are counted from.")

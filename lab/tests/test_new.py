@@ -24,9 +24,9 @@ def new(*arguments):
 
 
 def in_its_folder(folder, *command):
-    """The command as its user would give it, with this package importable and nothing else of this checkout."""
+    """The command as its user would give it, with the packages importable and nothing else of this checkout."""
     kept = {key: value for key, value in os.environ.items() if not key.startswith("FAIRFLARE_")}
-    kept["PYTHONPATH"] = str(ROOT / "custom")
+    kept["PYTHONPATH"] = os.pathsep.join((str(ROOT / "custom"), str(ROOT / "lab")))
     return subprocess.run(
         [sys.executable, *map(str, command)], cwd=folder, env=kept, capture_output=True, text=True, timeout=180
     )
