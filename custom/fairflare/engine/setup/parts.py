@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -14,9 +13,10 @@ from torch import nn
 from fairflare.aggregators.bounded import bounded
 from fairflare.core.errors import UserError
 from fairflare.core.execution import default_device
+from fairflare.core.types import FROZEN
 from fairflare.engine.files import read_model
 from fairflare.engine.setup.run_config import RunConfig
-from fairflare.engine.setup.site_parts import TUNING, Parts, chosen_probes, site_parts
+from fairflare.engine.setup.site_parts import Parts, chosen_probes, site_parts
 from fairflare.engine.setup.weights import Origin, start_from
 from fairflare.trainers.base import Trainer
 
@@ -38,7 +38,7 @@ def build_parts(config: RunConfig, *, at_site: bool = False, start: Path | None 
     parts = replace(found, rule=bounded(found.rule, config.bounds))
     if start:
         parts.network.load_state_dict(read_model(start))
-        importlib.import_module(TUNING).forget_body(parts.network)
+        _forget_body(parts.network)
         parts = replace(parts, model={key: value.clone() for key, value in parts.network.state_dict().items()})
     if config.stacked:
         from fairflare.trainers.vmap_training import unstackable
@@ -46,6 +46,13 @@ def build_parts(config: RunConfig, *, at_site: bool = False, start: Path | None 
         if reason := unstackable(parts.network, parts.trainer, config.training, default_device()):
             raise UserError(f"stacked: {reason}")
     return parts
+
+
+def _forget_body(network: nn.Module) -> None:
+    """Let go of the frozen values and keep their shapes: what a server needs, which computes nothing with them."""
+    for module in network.modules():
+        for name in getattr(module, FROZEN, ()):
+            module._buffers[name] = module.get_buffer(name).to("meta")
 
 
 def is_scored(parts: Parts) -> bool:
