@@ -173,13 +173,3 @@ def parse_seeds(text: str) -> list[int]:
     if min(seeds) < 0 or len(set(seeds)) < len(seeds):
         raise UserError(f"--seeds: expected different numbers of at least 0, got {shown(text)}")
     return seeds
-
-
-def parse_pareto(text: str) -> tuple[str, str]:
-    """ "mean,worst" -> ("mean", "worst"); raises UserError, before anything runs, on anything but two quantities."""
-    from fairflare.report.sections import quantities
-
-    found = tuple(part.strip() for part in text.split(","))
-    if len(found) != 2 or not set(found) <= set(quantities()):
-        raise UserError(f"--pareto: expected two of {', '.join(quantities())}, got {shown(text)}")
-    return found[0], found[1]

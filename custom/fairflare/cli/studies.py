@@ -28,8 +28,7 @@ from fairflare.studies.run_file import say_reasons
 @options.workers_option
 @options.cache_option
 @options.out_option
-@click.option("--tables", type=options.PATH, metavar="DIR", help="Also write CSV, Markdown, LaTeX and JSON here.")
-@options.option("--pareto", default="mean,worst", metavar="X,Y", help="Two quantities; dominated methods are marked.")
+@click.option("--tables", type=options.PATH, metavar="DIR", help="Also write CSV, Markdown and JSON here.")
 @click.option(
     "--resample",
     type=click.IntRange(0, 10_000),
@@ -54,7 +53,6 @@ def compare(
     env: str,
     out: Path | None,
     tables: Path | None,
-    pareto: str,
     resample: int,
     one_by_one: bool,
     solo: bool,
@@ -78,12 +76,10 @@ def compare(
     if solo:
         configs = [(name, with_benefit(config, can_ask(config))) for name, config in configs]
     folder = out or Path("runs") / comparison_name(task, {**common, "env": env, **({"solo": True} if solo else {})})
-    front = options.parse_pareto(pareto)
     if tables:
         comparison.check_tables(tables)
     again = partial(comparison.look_again, resamples=resample)
-    how["lockstep"] = not one_by_one
-    found = comparison.compare_all(configs, folder, env=env, pareto=front, again=again, **how)
+    found = comparison.compare_all(configs, folder, env=env, lockstep=not one_by_one, again=again, **how)
     if tables:
         comparison.write_comparison(found, tables, command or "fairflare compare")
     return found, partial(results.comparison, found, folder)

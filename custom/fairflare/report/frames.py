@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tables of records as DataFrames, and as HTML, CSV, Markdown and LaTeX.
+"""Tables of records as DataFrames, and as HTML, CSV and Markdown.
 
-Names come from sites, plugins and files: every writer escapes what its form would otherwise read as markup, a LaTeX
-command or a spreadsheet's formula. Where people read numbers they are rounded; CSV keeps them whole.
+Names come from sites, plugins and files: every writer escapes what its form would otherwise read as markup or a
+spreadsheet's formula. Where people read numbers they are rounded; CSV keeps them whole.
 """
 
 from __future__ import annotations
@@ -28,29 +28,22 @@ MARKUP = re.compile(
     re.I,
 )
 """What a backslash stands before in Markdown."""
-LATEX = str.maketrans({
-    "\\": r"\textbackslash{}", **{char: f"\\{char}" for char in "&%$#_{}"}, "~": r"\textasciitilde{}",
-    "^": r"\textasciicircum{}", "<": r"\textless{}", ">": r"\textgreater{}", "|": r"\textbar{}", '"': "''",
-    "\N{MINUS SIGN}": "$-$", "\N{PLUS-MINUS SIGN}": r"$\pm$", "\N{EN DASH}": "--", "\N{DAGGER}": r"\dag{}",
-})  # fmt: skip
 
 
-def frame(rows: Iterable[Mapping[str, Any]], caption: str, label: str, key: str, **more: Any) -> pd.DataFrame:
-    """A table that files hold, too: a row per mapping from heading to cell, the first of which names it.
+def frame(rows: Iterable[Mapping[str, Any]], caption: str, label: str) -> pd.DataFrame:
+    """A table of a row per mapping from heading to cell, the first of which names it.
 
     A cell is a text, a whole number, a number, an ``Estimate``, or None: there is none.
 
     Args:
         caption: what the numbers are.
-        label: its name.
-        key: its name in files.
-        more: further attributes: notes; names: how many columns name a row.
+        label: its name; the notes below it are its attribute "notes".
     """
     import pandas as pd
 
     held = list(rows)
     made = pd.DataFrame(held, columns=list(dict.fromkeys(name for row in held for name in row)), dtype=object)
-    made.attrs |= {"caption": caption, "label": label, "key": key, "notes": (), "names": 1, **more}
+    made.attrs |= {"caption": caption, "label": label, "notes": ()}
     return made
 
 
@@ -122,43 +115,12 @@ def piped(lines: Iterable[Iterable[str]]) -> str:
     return "\n".join("| " + " | ".join(cells) + " |" for cells in lines)
 
 
-def as_latex(*tables: pd.DataFrame) -> str:
-    r"""``table`` environments in the style of booktabs (``\usepackage{booktabs}``), labelled ``tab:KEY``."""
-    made = []
-    for table in tables:
-        cells = table.map(lambda value: latex(_whole(value))).rename(columns=latex)
-        about = {"caption": latex(table.attrs["caption"]), "label": f"tab:{table.attrs['key']}", "position": "htbp"}
-        form = "l" + "r" * (len(cells.columns) - 1)
-        made.append(cells.style.hide(axis="index").to_latex(hrules=True, column_format=form, **about))
-    return "% needs \\usepackage{booktabs}\n" + "\n".join(made)
-
-
-def as_csv(*tables: pd.DataFrame) -> str:
-    """A line per cell of several tables, numbers unrounded."""
-    lines = []
-    for table in tables:
-        for row in table.to_dict("records"):
-            cells = list(row.items())
-            first = "/".join(str(value) for _, value in cells[: table.attrs["names"]])
-            for column, value in cells[table.attrs["names"] :]:
-                one = Estimate.of(None if isinstance(value, str) else value)
-                words = value if isinstance(value, str) else None
-                lines.append((table.attrs["key"], first, column, one.mean, one.low, one.high, one.sd, one.n, words))
-    return csv_text(("table", "row", "column", "value", "low", "high", "spread", "n", "words"), lines)
-
-
 def csv_text(heads: Iterable[str], lines: Iterable[Iterable[Any]]) -> str:
     """Lines of CSV: None is empty, and no text is a formula."""
     import pandas as pd
 
     quoted = [[spreadsheet(value) if isinstance(value, str) else value for value in line] for line in lines]
     return pd.DataFrame(quoted, columns=list(heads), dtype=object).to_csv(index=False, lineterminator="\n")
-
-
-def latex(text: Any) -> str:
-    """Text with everything that LaTeX reads as a command written out, and no bracket that would be an argument."""
-    found = _plain(text).translate(LATEX)
-    return "{}" + found if found.lstrip()[:1] in ("[", "*") else found
 
 
 def markdown(text: Any) -> str:

@@ -82,14 +82,13 @@ def test_a_comparison_shows_the_models_that_the_sites_use(both):
     assert own["shared_mean"]["mean"] == pytest.approx(2.3 / 3) and own["shared_worst"]["mean"] == 0.6
     assert plain["shared_mean"]["mean"] is own["personal_mean"]["mean"] is None
     assert own["versus_first"]["worst"]["mean"] == pytest.approx(0.1)
-    assert [point["label"] for point in found["pareto"]["points"] if not point["dominated_by"]] == ["Ditto"]
     table = tables.sites(found)
     assert [one.mean for one in table["Ditto"]] == list(OWN.values())
 
 
 def test_every_place_says_whose_models_the_numbers_are(both):
     found, said = compare(both), "Of Ditto the numbers are those of each site's own model, which the site uses."
-    assert said in opening_compare(found) and said in tables.main_table(found).attrs["caption"]
+    assert said in opening_compare(found) and said in tables.results(found).attrs["caption"]
     assert "The best balanced accuracy at the worst site: Ditto with 0.700." in opening_compare(found)
     assert said in html.unescape(render_compare(found))
     assert "of Ditto the shared model's" in tables.test_sets(found).attrs["notes"][0]
@@ -103,7 +102,7 @@ def test_the_shared_model_is_shown_where_asked(both):
     assert own["shared_mean"]["mean"] is None and not tables.test_sets(found).attrs["notes"]
     assert (
         "Of Ditto they are those of the shared model, though sites use models of their own."
-        in tables.main_table(found).attrs["caption"]
+        in tables.results(found).attrs["caption"]
     )
 
 
