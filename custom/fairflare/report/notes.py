@@ -12,7 +12,6 @@ from typing import Any
 
 from fairflare.core.notes import Note, read
 from fairflare.report import svg
-from fairflare.report.agreement import agreement
 from fairflare.report.audit_reader import Trail
 from fairflare.report.fairness import finite
 from fairflare.report.frames import shown
@@ -23,7 +22,7 @@ Json = dict[str, Any]
 Values = Mapping[str, float]
 
 
-def note_sections(trail: Trail, data_shares: Mapping[str, float | None]) -> list[Json]:
+def note_sections(trail: Trail) -> list[Json]:
     """One section per declared note of which the log holds a number, in the order of the declarations.
 
     Args:
@@ -31,12 +30,11 @@ def note_sections(trail: Trail, data_shares: Mapping[str, float | None]) -> list
 
     Returns:
         what the log declares of the note, and rounds (with a number of it). Of a note per round, site or group: rows
-        (name, first, last, mean and median over its rounds; for a site's share, data_share), and where sites or groups
-        are marked: usual (the median of the medians), ratio (median over usual) and marked of each row. Of shares per
-        site: agreement of the last ones with the data shares. Of a two-fold note: table, row -> column -> number, the
-        last or the mean over its rounds as declared.
+        (name, first, last, mean and median over its rounds), and where sites or groups are marked: usual (the median
+        of the medians), ratio (median over usual) and marked of each row. Of a two-fold note: table, row -> column ->
+        number, the last or the mean over its rounds as declared.
     """
-    found = (_section(note, trail, data_shares) for note in read(trail.start.get("declared_notes")))
+    found = (_section(note, trail) for note in read(trail.start.get("declared_notes")))
     return [section for section in found if section]
 
 
@@ -47,7 +45,7 @@ def series(rounds: Sequence[Mapping[str, Any]], section: Mapping[str, Any]) -> d
     return {name: [values.get(name) for values in each] for name in in_order(n for values in each for n in values)}
 
 
-def _section(note: Note, trail: Trail, data_shares: Mapping[str, float | None]) -> Json | None:
+def _section(note: Note, trail: Trail) -> Json | None:
     about = note.to_json()
     if note.depth == 2:
         table, rounds = _table(note, trail)
@@ -66,12 +64,6 @@ def _section(note: Note, trail: Trail, data_shares: Mapping[str, float | None]) 
         for row in rows:
             row["ratio"] = row["median"] / usual if usual else None
             row["marked"] = row["ratio"] is not None and row["ratio"] > note.mark_above
-    if note.shares and note.per == "site":
-        for row in rows:
-            row["data_share"] = number(data_shares.get(row["name"]))
-        held = [row for row in rows if row["data_share"] is not None]
-        last, data = ({row["name"]: row[key] for row in held} for key in ("last", "data_share"))
-        section["agreement"] = {"of": "last", "with": "data_share", **agreement(last, data)}
     return section
 
 
@@ -108,10 +100,9 @@ LONG = 32
 
 def note_figure(summary: View, section: View) -> str:
     """The SVG of one section of ``notes.note_sections``; "" where it is declared as a table or as nothing."""
-    draw = {"lines": _lines, "bars": _bars, "map": _map}.get(section["chart"])
-    if draw is None:
+    if section["chart"] not in ("lines", "map"):
         return ""
-    draw = _map if "table" in section else _lines if draw is _map else draw
+    draw = _map if "table" in section else _lines
     return svg.rendered(f"note-{section['name']}", lambda figure: draw(figure, summary, section))
 
 
@@ -137,20 +128,6 @@ def _lines(figure: svg.Figure, summary: View, section: View) -> str | None:
     if section["mark_above"]:
         return f"{section['label']}, medians: {_ends(row['median'] for row in section['rows'])}"
     return f"{section['label']}, last: {_ends(row['last'] for row in section['rows'])}"
-
-
-def _bars(figure: svg.Figure, summary: View, section: View) -> str | None:
-    roles, rows = _roles(summary, section), section["rows"]
-    values = [row[section["over"]] for row in rows]
-    decimals = digits(values)
-    names = [f"{row['name'] or section['label']}: {text(value, decimals)}" for row, value in zip(rows, values)]
-    marked = [roles.get(row["name"], ("", ""))[0] == svg.RED for row in rows]
-    drawn = [svg.Series("", [None if red else value for value, red in zip(values, marked)], svg.DARK)]
-    drawn.append(svg.Series("", [value if red else None for value, red in zip(values, marked)], svg.RED, "D"))
-    even = [(1 / len(rows), "equal shares", svg.GREY)] if section["shares"] and len(rows) > 1 else []
-    axes = svg.dots(figure, names, drawn, f"{_quantity(section)}\n({_when(section)})", at=even)
-    _from_zero(axes.set_xlim, values)
-    return f"{section['label']}, {_when(section)}: {_ends(values)}"
 
 
 def _map(figure: svg.Figure, summary: View, section: View) -> str | None:
@@ -257,21 +234,11 @@ def _said(run: View) -> list[str]:
         )
         where = f"per {per.get(note['per'], note['per'])}, over {plural(note['rounds'], 'round')}"
         about.append(f"{note['label']}{unit}, {where}{stop(meaning)}")
-    return about + [words for note in _shown(run) for words in (_agreed(note), _marked(note)) if words]
+    return about + [words for note in _shown(run) if (words := _marked(note))]
 
 
 def _shown(run: View) -> list[View]:
     return [section for section in run["notes"] if section["chart"] != "none"]
-
-
-def _agreed(section: View) -> str:
-    """What the last shares of sites agree with; "" for anything else."""
-    agreed = section.get("agreement")
-    if not agreed:
-        return ""
-    numbers = f"Pearson x 100: {text(agreed['pearson_x100'], 1)}, Euclidean distance: {text(agreed['euclid'])}"
-    numbers += f", cosine: {text(agreed['cosine'])}"
-    return f"{section['label']}, last, against the sites' shares of the examples: {numbers}."
 
 
 def _marked(section: View) -> str:
@@ -307,8 +274,6 @@ def _tables(run: View) -> list[Json]:
                     marked |= {row["name"]} if row["marked"] else set()
                     continue
                 cells |= {start + key: text(row[key], decimals) for key in keys}
-                if note.get("agreement"):
-                    cells[f"{start}share of examples"] = text(row["data_share"], decimals)
         title = f"What the method notes per {per}: first, mean and last value."
         held = [rows[name] for name in in_order(rows)]
         made += [shown(held, title, worst=marked)] if held else []

@@ -117,7 +117,7 @@ def summarise(config: Json, entries: Iterable[Mapping[str, Any]]) -> Json:
         "clinical": clinical_section(trail.with_clinical_of(whole), config, about, sites),
         "groups": group_section(counted, config, about),
         "numbers": numbers.number_sections(trail, sites, about.get("numbers") or {}),
-        "notes": note_sections(trail, {row["site"]: row["data_share"] for row in rows}),
+        "notes": note_sections(trail),
         "timing": timing(trail),
         "traffic": traffic(trail),
         "provenance": {

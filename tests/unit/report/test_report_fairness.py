@@ -11,7 +11,6 @@ import math
 
 import numpy as np
 import pytest
-from scipy import stats
 
 from cases import each
 from fairflare.report import fairness

@@ -59,7 +59,7 @@ def test_compare_page_is_self_contained(comparison, self_contained):
     html = render_compare(comparison)
     page = self_contained(html)
     assert page.tags.count("svg") == 2
-    for found in ("Differences from A", "+0.030", "2/2 better", "Weights are not payments"):
+    for found in ("Differences from A", "+0.030", "2 of 2", "Weights are not payments"):
         assert found in html
 
 
