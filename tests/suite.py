@@ -261,9 +261,9 @@ def _deployed(file):
 def nobody_waits(request, monkeypatch):
     """Commands in this process say nothing of the time they take: on a busy machine no test expects such lines."""
     if request.path.stem != "test_waiting":
-        from fairflare.studies import waiting
+        from fairflare.studies import display
 
-        monkeypatch.setattr(waiting, "SOON", 3600.0)
+        monkeypatch.setattr(display, "SILENCE", 3600.0)
 
 
 LAID_OUT = (

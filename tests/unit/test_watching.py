@@ -112,30 +112,3 @@ def test_a_log_that_is_none_is_said_in_one_line(line, tmp_path):
     (tmp_path / "audit.jsonl").write_text(f"{json.dumps(_start(['A']))}\n{line}\n")
     with pytest.raises(UserError, match="audit.jsonl: expected a run's log"):
         watch(tmp_path, once=True, every=1.0)
-
-
-def test_the_page_shows_the_same_to_whoever_knows_the_token(tmp_path):
-    from fairflare.cli.console import page_of
-
-    with pytest.raises(UserError, match="expected the folder of a run"):
-        page_of(tmp_path, "secret", 2)
-    lines = [_start(["A", "<b>B"]), _round(1, {"A": 0.8}, ("<b>B",))]
-    (tmp_path / "audit.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    (tmp_path / "log.txt").write_text("round 1\x1b[2J\n")
-    reader, before = page_of(tmp_path, "secret", 2).test_client(), sorted(tmp_path.rglob("*"))
-    for address, headers in (("/", {}), ("/?token=other", {}), ("/?token=secret", {"Host": "elsewhere.org"})):
-        assert reader.get(address, headers=headers).status_code in (400, 403)
-    assert (
-        reader.post("/?token=secret").status_code == 405 and reader.get("/audit.jsonl?token=secret").status_code == 404
-    )
-    found = reader.get("/?token=secret")
-    assert found.status_code == 200 and "script" not in found.text and "<b>B" not in found.text
-    assert (
-        "default-src 'none'" in found.headers["Content-Security-Policy"]
-        and found.headers["Cache-Control"] == "no-store"
-    )
-    assert all(part in found.text for part in ("fedavg on heart:full", "round 1 of 6", "away: no_answer", "refresh"))
-    assert "\x1b" not in found.text and sorted(tmp_path.rglob("*")) == before
-    with (tmp_path / "audit.jsonl").open("a") as log:
-        log.write(json.dumps(_entry("finish", 20, status="completed", reason="")) + "\n")
-    assert "refresh" not in reader.get("/?token=secret").text

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import functools
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal, TypeVar, get_args, get_origin
@@ -13,6 +12,7 @@ import click
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
+from fairflare.cli.main import at_terminal
 from fairflare.cli.options import PATH, option
 from fairflare.core.settings import parse_pairs
 from fairflare.studies.run_file import (
@@ -27,7 +27,6 @@ from fairflare.studies.run_file import (
     read_run_file,
     say_reasons,
 )
-from fairflare.studies.waiting import at_terminal, started
 
 M = TypeVar("M", bound=Given)
 Command = TypeVar("Command", bound="Callable[..., None] | click.Command")
@@ -106,7 +105,7 @@ def _taken(model: type[M], given: dict[str, Any]) -> M:
     """A ``model`` of its fields, taken out of what was ``given``; a terminal shows what replaces an old option."""
     own = {key: given.pop(key) for key in model.model_fields if key in given}
     for name, field in model.model_fields.items():
-        if own.get(name) is not None and Flag() in field.metadata and at_terminal(sys.stderr):
+        if own.get(name) is not None and Flag() in field.metadata and at_terminal():
             click.echo(f"fairflare: --{name.replace('_', '-')}: is now --set {name}={own[name]}", err=True)
     return model.read(own, "--")
 
@@ -139,7 +138,6 @@ def config_options(command: Callable[..., None]) -> Callable[..., None]:
         chosen = _taken(Run, given)
         config = chosen.config()
         say_reasons(config)
-        started()  # processes may be forked from here on
         command(config=config, continued=chosen.continues, **given)
 
     return with_config

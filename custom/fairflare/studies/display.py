@@ -31,7 +31,6 @@ from fairflare.engine.audit import Tail
 from fairflare.engine.files import AUDIT
 from fairflare.report.audit_reader import bounded_sites, line
 from fairflare.report.values import number
-from fairflare.studies.waiting import Waiting, started
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -71,7 +70,6 @@ err = Terminal(stderr=True, highlight=False)
 
 
 def note(text: str) -> None:
-    started()
     if say := _listener.get():
         say("note", text)
     else:
@@ -174,6 +172,8 @@ class Observer:
                 self.saw(entry)
 
 
+SILENCE = 10.0
+"""Seconds between two lines in a pipe on what is done."""
 BAR = 20
 """Characters of a bar."""
 SHORTEST = 8
@@ -219,26 +219,25 @@ def _bar(counted: bool = True) -> RichProgress:
 
 
 class _Lively:
-    """Shows ``_bar`` at a terminal; a pipe, where no bar is seen, is told ``_doing`` now and then."""
+    """Shows ``_bar`` at a terminal; a pipe, where no bar is seen, is told now and then what is done."""
 
     _bar: RichProgress
-    _doing: str
 
     def _show_on(self, bar: RichProgress, doing: str) -> TaskID:
-        self._bar, self._doing = bar, doing
-        self._waiting = Waiting(lambda: clean(self._doing))
+        self._bar, self._spoken = bar, time.monotonic()
         return bar.add_task(doing, total=None, state="")
 
     def __enter__(self) -> Self:
-        started()
         self._bar.start()
-        if not (err.is_terminal or err.quiet):
-            self._waiting.__enter__()
         return self
 
     def __exit__(self, *error: object) -> None:
-        self._waiting.stop()
         self._bar.stop()
+
+    def _now_and_then(self, text: str) -> None:
+        if not err.is_terminal and time.monotonic() - self._spoken > SILENCE:
+            self._spoken = time.monotonic()
+            err.print(escape(text), soft_wrap=True)
 
 
 class Progress(_Lively, Observer):
@@ -255,12 +254,12 @@ class Progress(_Lively, Observer):
         """When rounds began, and after which one."""
 
     def note(self, text: str) -> None:
-        self._waiting.spoken()
+        self._spoken = time.monotonic()
         err.print(escape(text), soft_wrap=True)
 
     def doing(self, text: str) -> None:
-        self._doing = text
         self._bar.update(self._task, description=text, state="")
+        self._now_and_then(text)
 
     def preparing(self, site: str) -> None:
         site, _, far = site.partition(": ")
@@ -268,8 +267,7 @@ class Progress(_Lively, Observer):
             self.doing(f"data of {site}: {far}")
             return
         done = int(self._bar.tasks[0].completed) + 1
-        self.doing(f"data of {site}")
-        self._doing += f" ({done} of {self._sites} sites)"
+        self.doing(f"data of {site} ({done} of {self._sites} sites)")
         self._bar.update(self._task, total=self._sites, completed=done)
 
     def found(self, site: str, finding: Finding) -> None:
@@ -283,14 +281,13 @@ class Progress(_Lively, Observer):
         self._since = (time.monotonic(), first)
         self._bar.reset(self._task, total=self._rounds, completed=first, begun=first, state="")
         self._bar.update(self._task, description=self._title)
-        self._doing = f"{self._title}: round {first + 1} of {self._rounds}"
         self._line(f"{line(entry)}, {self._rounds} rounds")
 
     def reached(self, entry: Mapping[str, Any], words: str) -> None:
         done, last = entry["round"], entry["round"] == entry["rounds"]
-        self._doing = "final evaluation" if last else f"{self._title}: round {done + 1} of {entry['rounds']}"
-        description = self._doing if last else self._title
-        self._bar.update(self._task, completed=done, description=description, state=words)
+        self._bar.update(
+            self._task, completed=done, description="final evaluation" if last else self._title, state=words
+        )
         if self._is_news(entry):
             self.note(line(entry))
         begun, first = self._since
@@ -313,7 +310,7 @@ class Counter(_Lively):
     def saw(self, part: str, done: int, total: int | None = None) -> None:
         """``done`` of ``total`` are done, or of nobody knows how many; the last one belonged to ``part``."""
         self._bar.update(self._task, description=f"{self._title}: {part}", completed=done, total=total)
-        self._doing = f"{self._title}: {part} {done}{f' of {total}' if total else ''}"
+        self._now_and_then(f"{self._title}: {part} {done}{f' of {total}' if total else ''}")
 
     @contextlib.contextmanager
     def aside(self) -> Iterator[None]:
