@@ -258,7 +258,6 @@ class RunFile(Run, Place):
     """One run, and how it is made: the keys of a file, and Python's keywords."""
 
     solo: bool | None = None
-    pooled: bool = False
     sim_threads: int | None = None
     workers: Annotated[
         Annotated[int, Range(1, MOST_WORKERS)] | None,
