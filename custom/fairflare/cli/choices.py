@@ -13,7 +13,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from fairflare.cli.main import at_terminal
-from fairflare.cli.options import PATH, option
+from fairflare.cli.options import PATH, listed, listed_text, option
 from fairflare.core.settings import parse_pairs
 from fairflare.studies.run_file import (
     SUFFIXES,
@@ -95,6 +95,8 @@ def _option(name: str, field: FieldInfo, flag: Flag) -> Callable[[Command], Comm
     if kind is bool:
         return click.option(*names, is_flag=True, help=flag.help)
     words = flag.words or (get_args(kind) if get_origin(kind) is Literal else ())
+    if flag.listed:
+        return (listed if many else listed_text)(*names, metavar=flag.metavar, help=flag.help)
     texts: Any = click.Choice(words) if words else PATH if kind is Path else str
     default: Any = None if many else field.default
     more = {"type": texts, "multiple": many, "default": default, "hidden": not flag.help}

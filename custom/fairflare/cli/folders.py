@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from fairflare.cli import console
-from fairflare.cli.options import PATH, Told, as_json, json_option, option, set_option
+from fairflare.cli.options import PATH, Told, as_json, json_option, listed, option, set_option
 from fairflare.core.errors import UserError
 from fairflare.studies.run_file import Values
 
@@ -20,7 +20,7 @@ IN_PROGRESS = 3
 
 @click.command()
 @click.argument("folder", type=PATH)
-@click.option("--site", "sites", multiple=True, metavar="NAME", help="The page for this hospital instead; repeatable.")
+@listed("--site", "sites", metavar="A,B", help="The pages for these hospitals instead.")
 @click.option("--sites", "every", is_flag=True, help="The pages for all hospitals instead.")
 @click.option("--out", type=PATH, metavar="DIR", help="Where these pages are written; FOLDER/editions by default.")
 @click.option("--mlflow", metavar="URI", help="Send it as it is to an MLflow server instead, http://HOST:PORT.")

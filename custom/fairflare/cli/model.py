@@ -14,7 +14,7 @@ import click
 
 from fairflare.cli import console
 from fairflare.cli.choices import run_options
-from fairflare.cli.options import PATH, Told, as_json, option
+from fairflare.cli.options import PATH, Told, as_json, listed_text, option
 from fairflare.core.errors import UserError
 
 if TYPE_CHECKING:
@@ -142,7 +142,7 @@ def predict(
 @code_option
 @mapping_option
 @site_config_option
-@click.option("--sites", default="", metavar="A,B", help="A job's sites, each with labelled data of its own.")
+@listed_text("--sites", metavar="A,B", help="A job's sites, each with labelled data of its own.")
 @click.option("--export", "job", type=PATH, metavar="JOBDIR", help="Write the FLARE job that evaluates, and no more.")
 @run_options
 @click.option("--out", type=PATH, metavar="DIR", help="Where results go; RUN/evaluation-NAME by default.")
@@ -161,7 +161,7 @@ def evaluate(
     code: tuple[Path, ...],
     mapping: Path | None,
     site_config: Path | None,
-    sites: str,
+    sites: str | None,
     out: Path | None,
     env: str,
     job: Path | None,
@@ -202,7 +202,7 @@ def evaluate(
             raise UserError(f"--{given[0]}: is for data in this process, not for a job")
         if data is None and env == "sim":
             raise UserError("DATA: expected a folder with the lists of all sites with --env sim")
-        config = results.job_config(opened, sites, data, {key: asked[key] for key in ("group_by", "min_count")})
+        config = results.job_config(opened, sites or "", data, {key: asked[key] for key in ("group_by", "min_count")})
         return _run_job(opened, config, job, env, deployment, out or run / f"{EVALUATION}{env}", force)
     if data is None:
         raise UserError("DATA: expected a hospital's labelled data")

@@ -18,7 +18,7 @@ from fairflare.studies.run_file import say_reasons
 @click.command(cls=Grouped)
 @click.argument("methods", nargs=-1, required=True, metavar="METHOD METHOD...")
 @choices_options
-@options.option("--seeds", default="0", metavar="0,1,2", help="Seeds, matched across methods.")
+@options.listed_text("--seeds", default=["0"], metavar="0,1,2", help="Seeds, matched across methods.")
 @click.option(
     "--grid", multiple=True, metavar="KEY=A,B,C", help="Every METHOD that has KEY, at each value; repeatable."
 )

@@ -88,9 +88,7 @@ def edition(summary: Json, trail: Trail, site: str) -> Json:
         "groups": _groups(summary, trail, site),
         "clinical": _clinical(summary, site),
         "part": _part(summary, row, site),
-        **(
-            {"away": {"named": absent + len(last["sites"]), "n": absent, "own": site in last["away"]}} if absent else {}
-        ),
+        **({"away": away} if absent else {}),
         "rule": RULE,
         "provenance": {key: summary["provenance"][key] for key in ("model_sha256", "chain_head", "versions")},
     }

@@ -39,8 +39,8 @@ if TYPE_CHECKING:
 
 MOST_ERRORS = 20
 """Of preflight, at all sites together, that are printed while it looks."""
-NEAR_ZERO = 0.05
-"""Balanced accuracy of a site below which a line says what that means: chance is 1 over the number of its classes."""
+LEADS = {metric: ("auc", "auc_ovr") for metric in ("accuracy", "balanced_accuracy")}
+"""Headline that a threshold decides -> what a round is scored by where sites send it, as the tables of a run are."""
 UNSEEN = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 """What commands a terminal, or turns the direction of what follows, and shows nothing itself; not tab and line feed."""
 Seconds = Mapping[str, float | None]
@@ -410,16 +410,13 @@ def score_words(entry: Mapping[str, Any], headline: str) -> str:
     site = worst(sorted(values), key=values.__getitem__)
     mean = sum(values.values()) / len(values)
     words = {"train_loss": "training loss"}.get(name, f"validation {named(name).label}")
-    # A balanced accuracy near 0 looks like a fault: only the classes that a site has count there.
-    low = sum(value < NEAR_ZERO for value in values.values()) if name == "balanced_accuracy" else 0
-    why = f"; near 0 at {low}: the model names hardly any of the classes that these sites have" if low else ""
-    return f"{words} {mean:.3f}, worst {values[site]:.3f} ({site}){why}"
+    return f"{words} {mean:.3f}, worst {values[site]:.3f} ({site})"
 
 
 def scored(entry: Mapping[str, Any], headline: str) -> tuple[str, dict[str, float]]:
-    """What a round is scored by, and site -> value: the headline metric or else a loss, whichever a site has sent."""
+    """What a round is scored by, and site -> value: the headline or what leads it, else a loss, as sites have sent."""
     sent = {site: answer.get("metrics") or {} for site, answer in entry.get("accepted", {}).items()}
-    for name in (headline, *LOSSES):
+    for name in (*LEADS.get(headline, ()), headline, *LOSSES):
         values = {site: number(found.get(name)) for site, found in sent.items()}
         if known := {site: value for site, value in values.items() if value is not None}:
             return name, known

@@ -11,7 +11,6 @@ import html
 import pytest
 
 from fairflare.report import compare_tables as tables
-from fairflare.report import sentences as words
 from fairflare.report.compare import compare
 from fairflare.report.compare_page import method_points, opening_compare, render_compare
 from fairflare.report.page import render_run
@@ -36,13 +35,11 @@ def test_the_two_stand_side_by_side(personal_inputs):
     assert found["personal"]["worst"] == {"site": "site-1", "value": 0.7}
 
 
-def test_the_page_shows_them_and_the_first_paragraph_says_so(personal_inputs, self_contained):
+def test_the_page_shows_them(personal_inputs, self_contained):
     summary = summarise(**personal_inputs)
     page = render_run(summary)
     self_contained(page)
-    first = words.opening(summary)[0]
-    assert "With each site's own model it is 0.800 on average and 0.700 at the worst site (site-1)." in first
-    assert "Shared and personal models" in page
+    assert "Shared and personal models" in page and "0.800 with each site" in page
     assert "mean over sites: shared 0.767, personal 0.800</title>" in page
 
 
