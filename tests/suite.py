@@ -69,7 +69,6 @@ COSTS = {  # CPU seconds of a file's tests and of what they start, roughly; a fi
     "test_task_contract": 23,
     "test_resume": 20,
     "test_privacy_filters": 20,
-    "test_new": 20,
     "test_ten_questions": 30,
     "test_site": 16,
     "test_bits": 20,

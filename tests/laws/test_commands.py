@@ -17,7 +17,6 @@ LINES = {
     "list": ["list"],
     "tasks": ["tasks"],
     "describe": ["describe", "fedavg"],
-    "new": ["new", "rule", "mine", "--out", "OUT"],
     "run": ["run", "fedavg", *SMALL, "--out", "OUT"],
     "report": ["report", "RUN"],
     "verify": ["verify", "RUN"],

@@ -11,7 +11,7 @@ from click.testing import CliRunner
 from rich.console import Console
 
 from cases import each
-from fairflare.cli.console import MOST_SITES, Watched, bars, headlines, picture, watch
+from fairflare.cli.console import MOST_SITES, Watched, headlines, picture, watch
 from fairflare.cli.main import cli
 from fairflare.core.errors import UserError
 
@@ -59,8 +59,6 @@ def test_scores_weights_and_who_is_away(tmp_path):
     text = _text(watched, tmp_path)
     assert "round 3 of 6, validation AUC 0.700, worst 0.700 (a)" in text and "about 30 s left" in text
     assert all(len(line) <= 80 for line in text.splitlines())
-    assert "▁▅█" in text and "█··" not in text  # one value alone is neither low nor high
-    assert "▄··" in text
 
 
 def test_a_resumed_run_forgets_the_rounds_that_are_done_again(tmp_path):
@@ -76,12 +74,6 @@ def test_of_many_sites_those_in_need_are_listed(tmp_path):
     text = _text(_watched(_start(sites), _round(1, scores, (sites[-1],))), tmp_path)
     assert "site-0 " in text and "site-465" in text and "site-300" not in text
     assert f"and {466 - MOST_SITES} more sites" in text
-
-
-def test_bars_have_their_own_scale():
-    assert bars([]) == bars([None]) == ""
-    assert bars([1, 2, 3]) == "▁▅█" and bars([2.0, 2.0]) == "▄▄" and bars([None, 1.0, 2.0]) == "·▁█"
-    assert len(bars([float(k) for k in range(100)])) == 16
 
 
 def test_the_command_prints_once_where_output_is_redirected(tmp_path):

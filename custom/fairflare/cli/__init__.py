@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The command line: click commands, options, what the terminal shows, and `fairflare new`'s templates."""
+"""The command line: click commands, options, and what the terminal shows."""

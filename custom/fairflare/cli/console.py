@@ -94,14 +94,6 @@ def _indented(*texts: str) -> None:
         out.print(Padding(escape(text), (0, 0, 0, 4)))
 
 
-def written(files: Sequence[Path], name: str) -> None:
-    """The files of ``fairflare new``, and what to do with them."""
-    for path in files:
-        say(f"wrote {path}")
-    say(f"run it:  FAIRFLARE_PLUGINS={files[0]} fairflare run {name} --task support2 --rounds 2")
-    say(f"test it: pytest {files[1]}")
-
-
 def findings(found: Mapping[str, Sequence[Finding]], several: bool) -> None:
     """The lines of ``fairflare preflight``: one for each site and kind of problem."""
     for site, own in found.items():
@@ -137,11 +129,8 @@ def _value(value: Any) -> str:
 
 
 T = TypeVar("T")
-BARS = "▁▂▃▄▅▆▇█"
 SCORED = "scored"
 """Key under which a round's line has what the sites scored."""
-WIDTH = 16
-"""Rounds that a line of bars shows: the last ones."""
 MOST_SITES = 40
 """Sites that are listed, those away and those with the lowest scores first."""
 
@@ -238,8 +227,8 @@ def picture(watched: Watched, folder: Path) -> RenderableType:
         return Group(*lines)
     shown = Table(box=None, pad_edge=False)
     shown.add_column("site", max_width=20)
-    for name in ("score", f"last {WIDTH} rounds", "weight", "", "state"):
-        shown.add_column(name, justify="right" if name in ("score", "weight") else "left", no_wrap=True)
+    for name in ("score", "weight", "state"):
+        shown.add_column(name, justify="left" if name == "state" else "right", no_wrap=True)
     for row in (rows := site_rows(watched)):
         shown.add_row(*map(escape, row))
     left_out = len(watched.start["sites"]) - len(rows)
@@ -247,11 +236,12 @@ def picture(watched: Watched, folder: Path) -> RenderableType:
 
 
 def site_rows(watched: Watched) -> list[list[str]]:
-    """Site, score, its bars, weight, its bars, and state, of the sites that are listed."""
+    """Site, last score, last weight and state, of the sites that are listed."""
     found = []
     for site in _listed(watched, list(watched.start["sites"])):
-        scores, weights = watched.scores(site), watched.weights(site)
-        found.append([site, _last(scores), bars(scores), _last(weights), bars(weights), watched.state(site)])
+        values = (watched.scores(site), watched.weights(site))
+        last = (next((one for one in reversed(each) if one is not None), None) for each in values)
+        found.append([site, *("-" if one is None else f"{one:.3f}" for one in last), watched.state(site)])
     return found
 
 
@@ -265,18 +255,6 @@ def headlines(watched: Watched, folder: Path) -> list[str]:
     ended = ": ".join(filter(None, (watched.finish.get("status"), watched.finish.get("reason"))))
     state = ended if watched.finish else _still(watched, done, total)
     return [*found, ", ".join(filter(None, (f"round {done} of {total}", words))), state]
-
-
-def bars(values: list[float | None]) -> str:
-    """The last values as bars between their smallest and largest; a dot where there is none."""
-    known = [value for value in values[-WIDTH:] if value is not None]
-    if not known:
-        return ""
-    low, spread = min(known), max(known) - min(known)
-    return "".join(
-        "·" if value is None else BARS[round((value - low) / spread * (len(BARS) - 1)) if spread else 3]
-        for value in values[-WIDTH:]
-    )
 
 
 def _still(watched: Watched, done: int, total: int) -> str:
@@ -298,11 +276,6 @@ def _listed(watched: Watched, sites: list[str]) -> list[str]:
         return not watched.state(site).startswith("away"), last
 
     return in_order(sorted(sites, key=need)[:MOST_SITES])
-
-
-def _last(values: list[float | None]) -> str:
-    found = next((value for value in reversed(values) if value is not None), None)
-    return "-" if found is None else f"{found:.3f}"
 
 
 LOG, LINES = "log.txt", 15

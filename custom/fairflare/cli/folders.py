@@ -136,7 +136,7 @@ def _in_progress(folder: Path, head: str, worker: str, as_json: bool) -> None:
 @option("--every", type=click.FloatRange(0.2, 3600), default=2.0, help="Seconds between looks.")
 @json_option
 def watch(folder: Path, once: bool, every: float, as_json: bool) -> None:
-    """Follow the run in FOLDER: each site's score and weight over the rounds, and who is away.
+    """Follow the run in FOLDER: each site's last score and weight, and who is away.
 
     Reads the audit log and changes nothing; Ctrl-C ends the display, not the run. With --json it prints the state once.
     """

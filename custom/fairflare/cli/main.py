@@ -32,7 +32,7 @@ MISTAKES |= {errno.ENOENT, errno.ENOTDIR, errno.ENXIO, errno.EPERM, errno.EROFS}
 LOOKS = ("init", "preflight")
 OWN_DATA = ("--data", "--datalists")
 MODULES = {
-    "about": "describe list new tasks",
+    "about": "describe list tasks",
     "data": "fingerprint init plan preflight",
     "decision": "join join-forecast join-sheet monitor",
     "folders": "after inspect report verify watch",
@@ -47,7 +47,7 @@ GROUPS = {
     "run": ("Train, and read what came of it.", "resume watch report verify after"),
     "join": ("Decide on joining.", "forecast=join-forecast sheet=join-sheet"),
     "use": ("Use a finished run's model.", "predict evaluate export=export-model monitor"),
-    "study": ("Compare methods, and see what there is.", "compare list tasks describe new"),
+    "study": ("Compare methods, and see what there is.", "compare list tasks describe"),
     "job": ("NVIDIA FLARE jobs.", "export inspect"),
 }
 """Group -> its purpose, and its verbs, each with the command that it is where that has another name."""

@@ -38,7 +38,6 @@ from fairflare.studies.run_file import say_reasons
 )
 @click.option("--one-by-one", is_flag=True, help="No run is trained together with others: the bits of `fairflare run`.")
 @click.option("--solo", is_flag=True, help="Each site also reports its benefit of joining, against a model of its own.")
-@click.option("--shared", is_flag=True, help="The shared model's results, also where sites use models of their own.")
 @options.force_option
 @options.as_json
 @click.pass_obj

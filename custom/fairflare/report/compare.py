@@ -13,7 +13,7 @@ from fairflare.report import comparable
 from fairflare.report import fairness as statistics
 from fairflare.report.benefit import VERDICTS
 from fairflare.report.fairness import mean, mean_ci, std, worst
-from fairflare.report.personal import COUNTED, SHOWN, USED, as_used
+from fairflare.report.personal import COUNTED, SHOWN, as_used
 from fairflare.report.sections import quantities
 from fairflare.report.summary import LABELS_CAVEAT, other_labels
 from fairflare.report.values import MISSING, higher_is_better, in_order, listing, number, plural, signed, stop, with_sd
@@ -24,7 +24,7 @@ ALWAYS_DRAWN = ("initial model", "order")
 Json = dict[str, Any]
 
 
-def compare(runs: list[Json], shared: bool = False) -> Json:
+def compare(runs: list[Json]) -> Json:
     """Each method's fairness over the seeds that all methods share, and paired differences from the first method.
 
     A method is what the runs' method, settings, trainer and training settings say: runs that differ in one of them are
@@ -33,14 +33,13 @@ def compare(runs: list[Json], shared: bool = False) -> Json:
 
     Args:
         runs: run summaries (``summarise``); the first one's method is the reference.
-        shared: the results of the shared model instead, also where sites use models of their own.
 
     Returns:
         headline, higher_is_better, metrics, task, sites, seeds, seeds_draw, reference (a label), methods, notes and
         caveats.
         ``seeds_draw`` says what differs from seed to seed, see ``_seeds_draw``. A method has label, method, training,
         objective (the training settings in which not all methods agree; differences from methods that have others
-        name no winner), used and shown (only where sites use models of their own, see ``personal.remark``) and,
+        name no winner), shown (only where sites use models of their own, see ``personal.remark``) and,
         for each quantity {"mean", "low", "high", "n", "sd"} (Student t over seeds); ``runs`` holds the values per seed,
         ``detail`` what ``details`` says, ``versus_first`` the paired differences (None for the first method): what
         ``fairness.paired`` says, wins, losses, pairs, p_holm (over the methods of the table) and verdict
@@ -52,7 +51,7 @@ def compare(runs: list[Json], shared: bool = False) -> Json:
     """
     known = quantities()
     done, left_out = comparable.complete(runs)
-    done = done if shared else [as_used(run) for run in done]
+    done = [as_used(run) for run in done]
     comparable.require_same_data(done)
     groups = comparable.grouped(done)
     seeds, dropped = comparable.shared_seeds(groups)
@@ -71,7 +70,7 @@ def compare(runs: list[Json], shared: bool = False) -> Json:
                 "label": label,
                 "method": run["method"],
                 "training": run["training"],
-                **{key: run[key] for key in (USED, SHOWN) if key in run and COUNTED not in run},
+                **({SHOWN: run[SHOWN]} if SHOWN in run and COUNTED not in run else {}),
                 **{name: mean_ci((row[name] for row in rows), within=ranges[name]) for name in known},
                 "runs": rows,
                 "versus_first": None if label == first else pairs,

@@ -53,20 +53,19 @@ def compare_all(
     env: str = "local",
     workers: int | None = 1,
     again: Callable[..., dict[str, Any]] = lambda comparison, runs: comparison,
-    shared: bool = False,
     lockstep: bool = True,
     **how: Any,
 ) -> dict[str, Any]:
     """Run every configuration into a folder of its own below ``folder`` and write compare.html and compare.json.
 
     Runs are made by ``run_once`` with ``how``, those of small models together (``lockstep``). ``again`` adds what it
-    finds in them, see ``look_again``; ``shared`` is as ``compare`` takes it. ``fairflare report``
+    finds in them, see ``look_again``. ``fairflare report``
     writes a run's own page.
     """
     study, one = Study(dict(configs)), partial(run_once, env=env, page=False, **how)
     with study.finished(folder, one, workers=workers, env=env, lockstep=lockstep and env == "local") as reports:
         found = [(config, folder / name, reports[name]["detail"]) for name, config in configs]
-        comparison = again(compare([detail for *_, detail in found], shared), found)
+        comparison = again(compare([detail for *_, detail in found]), found)
         save_json(folder / COMPARISON, comparison)
         save_text(folder / COMPARISON_PAGE, render_compare(comparison))
     return comparison

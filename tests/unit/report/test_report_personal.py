@@ -77,7 +77,7 @@ def test_a_comparison_shows_the_models_that_the_sites_use(both):
     assert (plain["mean"]["mean"], own["mean"]["mean"]) == pytest.approx((2.3 / 3, 0.8))
     assert (plain["worst"]["mean"], own["worst"]["mean"]) == (0.6, 0.7)
     assert own["shared_mean"]["mean"] == pytest.approx(2.3 / 3) and own["shared_worst"]["mean"] == 0.6
-    assert plain["shared_mean"]["mean"] is own["personal_mean"]["mean"] is None
+    assert plain["shared_mean"]["mean"] is None
     assert own["versus_first"]["worst"]["mean"] == pytest.approx(0.1)
     table = tables.sites(found)
     assert [one.mean for one in table["Ditto"]] == list(OWN.values())
@@ -90,17 +90,6 @@ def test_every_place_says_whose_models_the_numbers_are(both):
     assert said in html.unescape(render_compare(found))
     assert "of Ditto the shared model's" in tables.test_sets(found).attrs["notes"][0]
     assert "own models where sites use such" in method_points(found)
-
-
-def test_the_shared_model_is_shown_where_asked(both):
-    found = compare(both, shared=True)
-    own = found["methods"][1]
-    assert own["mean"]["mean"] == pytest.approx(2.3 / 3) and own["personal_mean"]["mean"] == pytest.approx(0.8)
-    assert own["shared_mean"]["mean"] is None and not tables.test_sets(found).attrs["notes"]
-    assert (
-        "Of Ditto they are those of the shared model, though sites use models of their own."
-        in tables.results(found).attrs["caption"]
-    )
 
 
 def test_models_that_a_rule_shows_and_no_site_uses_are_not_put_in_place(personal_inputs):

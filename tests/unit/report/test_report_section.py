@@ -35,12 +35,10 @@ def test_a_section_of_a_plugin_is_on_the_page(seen, summary, self_contained):
     assert '<tr class="worst"><th scope="row" class="long">site-1</th><td class="n">0.6</td></tr>' in html
 
 
-def test_every_section_has_an_anchor_of_its_own_and_tidy_records(summary):
+def test_every_section_has_an_anchor_of_its_own(summary):
     found = sections()
     assert len(found) > 12 and [one.id for one in found.values()] == list(found)
-    records = found["sites"].records(summary)
-    assert list(records["site"]) == ["site-1", "site-2", "site-10"] and list(records["value"]) == [0.9, 0.8, 0.6]
-    assert records["test.balanced_accuracy"][2] == 0.6 and found["personal"].records(summary).empty
+    assert [row["value"] for row in found["sites"].rows(summary)] == [0.9, 0.8, 0.6]
 
 
 def test_a_number_prints_itself():
