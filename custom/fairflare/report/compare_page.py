@@ -12,7 +12,7 @@ from fairflare.report.benefit import GAINS, LOSES, UNCLEAR, draw_benefits
 from fairflare.report.compare import drawn_words, objective_words, same_objective
 from fairflare.report.compare_tables import JUDGED, comparison_tables, known_names
 from fairflare.report.fairness import EXACT_TO, LEVEL, seeds_needed, sentence
-from fairflare.report.frames import as_markdown, machine, markdown, piped, printed
+from fairflare.report.frames import machine, markdown, piped
 from fairflare.report.personal import SHOWN, remark
 from fairflare.report.sections import quantities
 from fairflare.report.sentences import study
@@ -41,7 +41,7 @@ def render_compare(comparison: Json) -> str:
         opening=opening_compare(comparison),
         differences=differences(comparison),
         figures=drawn(one(comparison) for one in (method_points, forest)),  # type: ignore[arg-type]  # decorated
-        tables=[printed(table) for table in comparison_tables(comparison)],
+        tables=comparison_tables(comparison),
         groups=group_metric_words(comparison),
     )
 
@@ -144,8 +144,6 @@ def comparison_markdown(comparison: Json, command: str, versions: Mapping[str, s
             piped([["difference", *labels[1:]], rule[:-1], *paired]),
         ]
         parts += ["\n".join(f"- {markdown(line)}" for line in differences(comparison))]
-    for table in comparison_tables(comparison):
-        parts += [as_markdown(table).rstrip("\n")]
     parts += ["\n".join(f"- {markdown(line)}" for line in (*comparison["notes"], *comparison["caveats"]))]
     told = ", ".join(f"{name} {version}" for name, version in sorted(versions.items()))
     parts += [f"{machine()}; {told}."]

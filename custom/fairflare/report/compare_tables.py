@@ -5,18 +5,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import product
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from fairflare.report.benefit import VERDICTS
 from fairflare.report.compare import COSTS, objective_words, same_objective
 from fairflare.report.fairness import LEVEL, verdict_words
-from fairflare.report.frames import csv_text, frame
+from fairflare.report.frames import csv_text, shown
 from fairflare.report.personal import remark, shared_only
 from fairflare.report.sections import quantities
 from fairflare.report.values import MISSING, Estimate, answer, capital, label, plural, size, text
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 Json = Mapping[str, Any]
 JUDGED = {"worst": "worst site", "mean": "mean over sites"}
@@ -25,17 +22,19 @@ MOST_SITES, MOST_PAIRS = 60, 20
 """Rows from which on a page leaves out sites, and of the differences all quantities but ``JUDGED``; JSON has all."""
 
 
-def comparison_tables(comparison: Json) -> list[pd.DataFrame]:
+def comparison_tables(comparison: Json) -> list[Json]:
     """Methods, paired differences, sites, every metric, shared test sets, joining and cost, where there is any.
+
+    As the templates take them, see ``frames.shown``.
 
     Args:
         comparison: see ``compare.compare``.
     """
     makers = (results, differences, sites, metrics, test_sets, benefit, cost)
-    return [table for make in makers if len(table := make(comparison))]
+    return [table for make in makers if (table := make(comparison))["rows"]]
 
 
-def results(comparison: Json) -> pd.DataFrame:
+def results(comparison: Json) -> Json:
     methods, names = comparison["methods"], known_names(comparison["methods"], columns=True)
     rows = [
         {
@@ -47,10 +46,10 @@ def results(comparison: Json) -> pd.DataFrame:
     ]
     less = "" if comparison["higher_is_better"] else ", of which less is better"
     caption = f"{_metric(comparison)} of the final models{less}: mean over seeds, with the 95 % interval (Student t)."
-    return frame(rows, " ".join(filter(None, (caption, remark(methods)))), "Methods")
+    return shown(rows, " ".join(filter(None, (caption, remark(methods)))), "Methods")
 
 
-def differences(comparison: Json) -> pd.DataFrame:
+def differences(comparison: Json) -> Json:
     """A row per method after the first and quantity."""
     methods, first = comparison["methods"][1:], comparison["reference"]
     names: Sequence[str] = known_names(comparison["methods"], columns=True)
@@ -76,19 +75,18 @@ def differences(comparison: Json) -> pd.DataFrame:
         "test, Holm's p over the methods of this table. Of gap, spread, disparity and errors less is better. Better "
         f"and worse: where the interval excludes zero and Holm's p is at most {LEVEL:g}."
     )
-    return frame(rows, caption, f"Differences from {first}")
+    return shown(rows, caption, f"Differences from {first}")
 
 
-def sites(comparison: Json) -> pd.DataFrame:
+def sites(comparison: Json) -> Json:
     metric, each = comparison["headline"], comparison["sites"]
     titles = {s["site"]: s["site"] + (f" ({s['description']})" if s["description"] else "") for s in each[:MOST_SITES]}
     held = [method["detail"]["sites"].get(metric) or {} for method in comparison["methods"]]
-    table = _across("Site", comparison, titles, held, f"{_metric(comparison)} of each site")
-    table.attrs["notes"] = (f"{len(each) - MOST_SITES} more sites are in the JSON file.",) * (len(each) > MOST_SITES)
-    return table
+    notes = [f"{len(each) - MOST_SITES} more sites are in the JSON file."] if len(each) > MOST_SITES else []
+    return _across("Site", comparison, titles, held, f"{_metric(comparison)} of each site", notes)
 
 
-def metrics(comparison: Json) -> pd.DataFrame:
+def metrics(comparison: Json) -> Json:
     methods = comparison["methods"]
     words = {"mean": "mean over sites", "worst": "worst site", "std": "standard deviation over sites (ddof 0)"}
     each = list(product(words, methods[0]["detail"]["metrics"]))
@@ -100,18 +98,17 @@ def metrics(comparison: Json) -> pd.DataFrame:
     return _across("Metric", comparison, titles if len(each) > len(words) else {}, held, "Every metric")
 
 
-def test_sets(comparison: Json) -> pd.DataFrame:
+def test_sets(comparison: Json) -> Json:
     metric = comparison["headline"]
     held = [
         {name: row[metric] for name, row in method["detail"]["test_sets"].items() if metric in row}
         for method in comparison["methods"]
     ]
-    table = _across("Test set", comparison, {name: name for name in held[0]}, held, "Shared test sets")
-    table.attrs["notes"] = tuple(filter(None, [shared_only(comparison["methods"])]))
-    return table
+    notes = [said] if (said := shared_only(comparison["methods"])) else []
+    return _across("Test set", comparison, {name: name for name in held[0]}, held, "Shared test sets", notes)
 
 
-def benefit(comparison: Json) -> pd.DataFrame:
+def benefit(comparison: Json) -> Json:
     """Numbers of sites by what they say of joining, a column per method."""
     methods = [m for m in comparison["methods"] if m["detail"].get("benefit")]
     rows = []
@@ -127,10 +124,10 @@ def benefit(comparison: Json) -> pd.DataFrame:
         "Each site's own word after the last round: the model that it uses against one trained alone, by the interval "
         "over its test patients; means over seeds, the least benefit with its 95 % interval over seeds."
     )
-    return frame(rows, caption, "Benefit of joining, over patients")
+    return shown(rows, caption, "Benefit of joining, over patients")
 
 
-def cost(comparison: Json) -> pd.DataFrame:
+def cost(comparison: Json) -> Json:
     methods = [m for m in comparison["methods"] if any(c["mean"] is not None for c in m["detail"]["cost"].values())]
 
     def written(name: str, value: float | None) -> str:
@@ -142,12 +139,17 @@ def cost(comparison: Json) -> pd.DataFrame:
         for m in methods
     ]
     caption = "Means over seeds. Seconds are wall time of whatever else the machine did; runs side by side share it."
-    return frame(rows, caption, "Cost")
+    return shown(rows, caption, "Cost")
 
 
 def _across(
-    stub: str, comparison: Json, titles: Mapping[Any, str], held: Iterable[Mapping[Any, Any]], called: str
-) -> pd.DataFrame:
+    stub: str,
+    comparison: Json,
+    titles: Mapping[Any, str],
+    held: Iterable[Mapping[Any, Any]],
+    called: str,
+    notes: Sequence[str] = (),
+) -> Json:
     """A row per title, a column per method with the mean and standard deviation that it holds of that name."""
     methods, each = comparison["methods"], list(held)
     rows = [
@@ -156,7 +158,7 @@ def _across(
     ]
     seeds = plural(len(comparison["seeds"]), "seed")
     caption = f"Mean over {seeds} ± standard deviation over seeds (ddof 1), of the final models. {remark(methods)}"
-    return frame(rows, caption.rstrip(), called)
+    return shown(rows, caption.rstrip(), called, notes=notes)
 
 
 def _metric(comparison: Json) -> str:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tables of records as DataFrames, and as HTML, CSV and Markdown.
+"""Tables of records as the templates take them, and as CSV and Markdown.
 
 Names come from sites, plugins and files: every writer escapes what its form would otherwise read as markup or a
 spreadsheet's formula. Where people read numbers they are rounded; CSV keeps them whole.
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from fairflare.report.values import Estimate
 
 if TYPE_CHECKING:
-    import pandas as pd
+    pass
 
 Json = dict[str, Any]
 NUMBER = re.compile(r"[-+−]?[\d.]+( (to|of|±) [-+−]?[\d.]+)?|–|")
@@ -30,28 +30,6 @@ MARKUP = re.compile(
 """What a backslash stands before in Markdown."""
 
 
-def frame(rows: Iterable[Mapping[str, Any]], caption: str, label: str) -> pd.DataFrame:
-    """A table of a row per mapping from heading to cell, the first of which names it.
-
-    A cell is a text, a whole number, a number, an ``Estimate``, or None: there is none.
-
-    Args:
-        caption: what the numbers are.
-        label: its name; the notes below it are its attribute "notes".
-    """
-    import pandas as pd
-
-    held = list(rows)
-    made = pd.DataFrame(held, columns=list(dict.fromkeys(name for row in held for name in row)), dtype=object)
-    made.attrs |= {"caption": caption, "label": label, "notes": ()}
-    return made
-
-
-def printed(table: pd.DataFrame) -> Json:
-    about = {name: table.attrs[name] for name in ("caption", "label", "notes")}
-    return shown(table.to_dict("records"), **about)
-
-
 def shown(
     rows: Iterable[Mapping[str, Any]],
     caption: str,
@@ -59,7 +37,10 @@ def shown(
     worst: Iterable[Any] = (),
     notes: Iterable[str] = (),
 ) -> Json:
-    """A table of a page, of rows as ``frame`` has them, as the templates take it: heads, and rows of title and cells.
+    """A table of a page as the templates take it: heads, and rows of title and cells.
+
+    A row is a mapping from heading to cell, the first of which names it; a cell is a text, a whole number, a number, an
+    ``Estimate``, or None: there is none.
 
     Not by pandas' Styler, which escapes no caption, marks no heading for screen readers and takes ten times as long.
 
@@ -91,24 +72,8 @@ def _cell(value: Any) -> tuple[str, str]:
     """What a cell says, and what stands below it in grey."""
     if isinstance(value, (str, int)):
         return str(value), ""
-    if value is not None and value != value:  # pandas' mark of a cell that the row does not have
-        return "", ""
     found = Estimate.of(value)
     return found.value, found.ends()
-
-
-def _whole(value: Any) -> str:
-    said, below = _cell(value)
-    return str(value) if below else said
-
-
-def as_markdown(table: pd.DataFrame, heading: int = 2) -> str:
-    """A Markdown table under its label as a heading of this level, and its caption, over its notes."""
-    lines = [[markdown(_whole(value)) for value in row] for row in table.itertuples(index=False, name=None)]
-    heads = [[markdown(name) for name in table.columns], ["---", *("--:" for _ in table.columns[1:])]]
-    parts = [f"{'#' * heading} {markdown(table.attrs['label'])}", markdown(table.attrs["caption"])]
-    parts += [piped([*heads, *lines]), "\n".join(f"{i}. {markdown(n)}" for i, n in enumerate(table.attrs["notes"], 1))]
-    return "\n\n".join(part for part in parts if part) + "\n"
 
 
 def piped(lines: Iterable[Iterable[str]]) -> str:

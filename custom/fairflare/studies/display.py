@@ -409,7 +409,7 @@ def score_words(entry: Mapping[str, Any], headline: str) -> str:
     worst = min if named(name).higher_is_better else max
     site = worst(sorted(values), key=values.__getitem__)
     mean = sum(values.values()) / len(values)
-    words = {"train_loss": "training loss"}.get(name, f"validation {named(name).label}")
+    words = {"train_loss": "training loss", "auc_ovr": "validation AUC"}.get(name, f"validation {named(name).label}")
     return f"{words} {mean:.3f}, worst {values[site]:.3f} ({site})"
 
 

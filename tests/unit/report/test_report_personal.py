@@ -79,16 +79,15 @@ def test_a_comparison_shows_the_models_that_the_sites_use(both):
     assert own["shared_mean"]["mean"] == pytest.approx(2.3 / 3) and own["shared_worst"]["mean"] == 0.6
     assert plain["shared_mean"]["mean"] is None
     assert own["versus_first"]["worst"]["mean"] == pytest.approx(0.1)
-    table = tables.sites(found)
-    assert [one.mean for one in table["Ditto"]] == list(OWN.values())
+    assert [row["cells"][-1][0] for row in tables.sites(found)["rows"]] == [f"{one:.3f}" for one in OWN.values()]
 
 
 def test_every_place_says_whose_models_the_numbers_are(both):
     found, said = compare(both), "Of Ditto the numbers are those of each site's own model, which the site uses."
-    assert said in opening_compare(found) and said in tables.results(found).attrs["caption"]
+    assert said in opening_compare(found) and said in tables.results(found)["caption"]
     assert "The best balanced accuracy at the worst site: Ditto with 0.700." in opening_compare(found)
     assert said in html.unescape(render_compare(found))
-    assert "of Ditto the shared model's" in tables.test_sets(found).attrs["notes"][0]
+    assert "of Ditto the shared model's" in tables.test_sets(found)["notes"][0]
     assert "own models where sites use such" in method_points(found)
 
 

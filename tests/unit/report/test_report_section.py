@@ -6,7 +6,7 @@ from types import ModuleType
 import pytest
 
 from fairflare.report import sections as registered
-from fairflare.report.frames import csv_text, frame, printed, shown
+from fairflare.report.frames import csv_text, shown
 from fairflare.report.page import render_run
 from fairflare.report.section import Section
 from fairflare.report.sections import sections
@@ -50,8 +50,7 @@ def test_a_number_prints_itself():
 
 def test_a_frame_is_printed_rounded_and_kept_whole():
     rows = [{"Name": "=1", "Value": Estimate(0.12345, digits=2)}, {"Name": "x", "Value": None}, {"Name": "y"}]
-    table = frame(rows, "Three rows.", "Three")
-    assert [row["cells"] for row in printed(table)["rows"]] == [
+    assert [row["cells"] for row in shown(rows, "Three rows.")["rows"]] == [
         [("0.12", "", False)],
         [("–", "", False)],
         [("", "", False)],
