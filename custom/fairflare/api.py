@@ -729,18 +729,6 @@ def _written(frame: pandas.DataFrame, path: Path) -> Path:
     return path
 
 
-def evaluate(run: Federation | Paths, data: pandas.DataFrame | Paths, **how: Any) -> pandas.DataFrame:
-    """A finished run's model on labelled data of hospitals that did not train it: ``Federation.evaluate``.
-
-    Args:
-        run: the run, or its folder.
-        data: a DataFrame, or what ``fairflare evaluate`` takes.
-        how: the other keywords of ``Federation.evaluate``.
-    """
-    found = run if isinstance(run, Federation) else Federation.open(run)
-    return found.evaluate(data, **how)
-
-
 def compare(
     methods: str | Sequence[str],
     data: pandas.DataFrame | Paths | None = None,

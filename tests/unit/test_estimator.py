@@ -12,7 +12,7 @@ from sklearn.metrics import accuracy_score, roc_auc_score
 
 import fairflare
 from cases import each
-from fairflare import Federation, compare, evaluate
+from fairflare import Federation, compare
 from fairflare.api import LISTS, TYPED, WORDS
 from fairflare.cli.main import main
 from fairflare.core.errors import UserError
@@ -146,7 +146,11 @@ def test_new_hospitals_are_evaluated_and_those_that_trained_are_refused(fitted):
     assert set(found.site) == {"harbour"} and found.n.unique().tolist() == [len(new)]
     assert found.loc["auc_ovo", "value"] == pytest.approx(roc_auc_score(new.ill, risk), abs=1e-12)
     assert found.loc["auc_ovo", "low"] < found.loc["auc_ovo", "value"] < found.loc["auc_ovo", "high"]
-    assert evaluate(fitted.folder, new, site="hospital").equals(found.reset_index()[list(fitted.evaluate(new).columns)])
+    assert (
+        Federation.open(fitted.folder)
+        .evaluate(new, site="hospital")
+        .equals(found.reset_index()[list(fitted.evaluate(new).columns)])
+    )
     with pytest.raises(UserError, match=r"VA: took part in the run's training as 'VA': \.sites has"):
         fitted.evaluate(table(("VA",)))
     with pytest.raises(UserError, match="site: expected a column among patient, hospital"):

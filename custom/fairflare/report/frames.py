@@ -12,12 +12,9 @@ import platform
 import re
 import unicodedata
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from fairflare.report.values import Estimate
-
-if TYPE_CHECKING:
-    pass
 
 Json = dict[str, Any]
 NUMBER = re.compile(r"[-+−]?[\d.]+( (to|of|±) [-+−]?[\d.]+)?|–|")

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the method's rule notes of every round, as the log declares it, and as the page shows it: any rule's.
 
-The same colour code as in ``figures``; red is the worst served site or group and, where a note marks some, those.
+Red is the worst served site or group or, where a note marks some, those.
 """
 
 from __future__ import annotations
@@ -87,15 +87,12 @@ def _table(note: Note, trail: Trail) -> tuple[dict[str, dict[str, float]], int]:
 
 
 View = Mapping[str, Any]
-Roles = dict[str, tuple[str, str]]
 Table = Mapping[str, Mapping[str, float | None]]
 SHADES = 9
 TALL = 40
 """From this many rows on those of a map are thinner and every second one is named."""
 HIGH = 26
 """Letters that fit beside the axis; the title names the quantity, too."""
-LONG = 32
-"""A legend with longer names has one column."""
 
 
 def note_figure(summary: View, section: View) -> str:
@@ -107,27 +104,24 @@ def note_figure(summary: View, section: View) -> str:
 
 
 def _lines(figure: svg.Figure, summary: View, section: View) -> str | None:
-    """Each site's, group's or the round's value round by round, the ends and the marked ones in colour."""
+    """Each site's, group's or the round's value round by round; the worst served and the marked ones in red."""
     found, numbers = series(summary["rounds"], section), [row["round"] for row in summary["rounds"]]
-    roles, per = _roles(summary, section), section["per"]
-    drawn = []
-    for name, (colour, role) in roles.items():
-        drawn.append(svg.Series(f"{svg.short(name, 38)}, {role}" if name else role, found[name], colour))
+    per, quantity = section["per"], svg.short(section["unit"] or section["label"], HIGH)
+    key, role = ("median", "marked") if section["mark_above"] else ("last", "worst served")
+    red = [row["name"] for row in section["rows"] if row.get("marked")]
+    if not section["mark_above"]:
+        groups = (summary["groups"] or {}).get("worst") or {}
+        worst = groups.get("group") if per == "group" else summary["fairness"]["worst"]["site"]
+        red = [worst] if worst in found and len(found) > 1 else []
+    drawn = [svg.Series(f"{svg.short(name)}, {role}", found[name], svg.RED) for name in red]
+    drawn += [svg.Series(section["label"], found[""])] if per == "round" else []
     even = [1 / len(found)] * len(numbers) if section["shares"] and len(found) > 1 else None
     drawn += [svg.Series("equal shares", even, svg.DARK, style=svg.DASHES)] if even else []
-    if section["mark_above"] and section["usual"]:
-        limit = [section["mark_above"] * section["usual"]] * len(numbers)
-        drawn.append(svg.Series(f"limit for a {per}'s median", limit, svg.DARK, style=svg.DASHES))
-    quantity = _quantity(section)
-    y = quantity if len(quantity) <= HIGH else svg.short(section["unit"] or section["label"], HIGH)
-    rest = f"other {per}s" if roles else f"each {per}"
-    long = any(len(one.label) > LONG for one in drawn)
-    behind = {name: values for name, values in found.items() if name not in roles}
-    axes = svg.curves(figure, numbers, drawn, y, others=behind, rest=rest, columns=1 if long else 2)
-    _from_zero(axes.set_ylim, [value for values in found.values() for value in values])
-    if section["mark_above"]:
-        return f"{section['label']}, medians: {_ends(row['median'] for row in section['rows'])}"
-    return f"{section['label']}, last: {_ends(row['last'] for row in section['rows'])}"
+    behind = {name: values for name, values in found.items() if name and name not in red}
+    axes = svg.curves(figure, numbers, drawn, quantity, others=behind, rest=f"other {per}s" if red else f"each {per}")
+    known = [value for values in found.values() for value in values if value is not None]
+    axes.set_ylim(bottom=min(0.0, 1.05 * min(known)))
+    return f"{section['label']}, {'medians' if key == 'median' else key}: {_ends(row[key] for row in section['rows'])}"
 
 
 def _map(figure: svg.Figure, summary: View, section: View) -> str | None:
@@ -143,7 +137,7 @@ def _map(figure: svg.Figure, summary: View, section: View) -> str | None:
     figure.set_figheight(max(3.0, 1.9 + (0.11 if tall else 0.19) * len(names)))
     axes = figure.subplots()
     values = [[number(rows[name].get(column)) for column in across] for name in names]
-    _shade(figure, axes, values, even, _quantity(section))
+    _shade(figure, axes, values, even, svg.short(section["unit"] or section["label"], HIGH))
     step = 2 if tall else 1
     axes.set_yticks(range(0, len(names), step), [svg.short(name, 26) for name in names[::step]], fontsize=7.5)
     axes.set_ylim(len(names) - 0.5, -0.5)
@@ -152,45 +146,8 @@ def _map(figure: svg.Figure, summary: View, section: View) -> str | None:
     if any(value is None for row in values for value in row):
         axes.set_xlabel("grey: no value", fontsize=8.5)
     equal = "" if even is None else f", equal would be {text(even)}"
-    return f"{section['label']}, {_when(section)}: {_ends(known)}{equal}"
-
-
-def _roles(summary: View, section: View) -> Roles:
-    """Name -> colour and role of what is not grey: the largest, the smallest, the worst served, the marked ones."""
-    key = "median" if section["mark_above"] else "last"
-    values = {row["name"]: row[key] for row in section["rows"]}
-    if section["per"] == "round":
-        return {"": (svg.BLUE, section["label"])}
-    ordered, roles = sorted(values, key=values.__getitem__), {}
-    if values[ordered[0]] != values[ordered[-1]]:
-        roles = {ordered[-1]: (svg.GREEN, "largest"), ordered[0]: (svg.PURPLE, "smallest")}
-    if section["mark_above"]:
-        marked = {row["name"]: (svg.RED, "marked") for row in section["rows"] if row["marked"]}
-        return {name: role for name, role in roles.items() if role[0] == svg.GREEN} | marked
-    worst = summary["fairness"]["worst"]["site"]
-    if section["per"] == "group":
-        worst = ((summary["groups"] or {}).get("worst") or {}).get("group")
-    if worst in values and len(values) > 1:
-        roles[worst] = (svg.RED, ", ".join(filter(None, ("worst served", roles.get(worst, ("", ""))[1]))))
-    return roles
-
-
-def _from_zero(limit: Any, values: Sequence[float | None]) -> None:
-    """An axis that begins at 0, or below where there are negative values, with some room beyond its ends."""
-    known = [value for value in values if value is not None] or [0.0]
-    low, high = min(0.0, *known), max(0.0, *known)
-    room = 0.05 * (high - low) or 0.05
-    limit(low - (room if low < 0 else 0), high + room)
-
-
-def _quantity(section: View) -> str:
-    label = section["label"]
-    label = label if label[1:2].isupper() else label[:1].lower() + label[1:]
-    return f"{svg.short(label, 40)} ({svg.short(section['unit'], 20)})" if section["unit"] else svg.short(label, 40)
-
-
-def _when(section: View) -> str:
-    return "mean over rounds" if section["over"] == "mean" else "last"
+    when = "mean over rounds" if section["over"] == "mean" else "last"
+    return f"{section['label']}, {when}: {_ends(known)}{equal}"
 
 
 def _ends(values: Any) -> str:

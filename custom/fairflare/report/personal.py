@@ -18,22 +18,12 @@ USED, COUNTED = "used", "counted"
 """Keys of a summary, each "personal" or absent: whose models sites use, and whose the run's results are."""
 SHOWN = "shown"
 """Key of a summary whose results ``as_used`` has put in the place of the shared model's."""
-PLAIN = "sgd"
-"""The trainer of which no site has a model of its own."""
 
 
 def used_models(config: Mapping[str, Any], personal: Json | None) -> str | None:
-    """ "personal" where sites use models of their own, else None.
-
-    Where an older configuration does not say it, results of own models are those of the trainer, unless that is the
-    plain one, beside which a rule may show models that no site uses.
-    """
+    """ "personal" where sites use models of their own, else None: a rule may show models that no site uses."""
     about = config.get("about") or {}
-    if personal is None:
-        return None
-    if PERSONAL in (about.get(USED), about.get(COUNTED)):
-        return PERSONAL
-    return PERSONAL if USED not in about and config.get("trainer") not in (None, PLAIN) else None
+    return PERSONAL if personal is not None and PERSONAL in (about.get(USED), about.get(COUNTED)) else None
 
 
 def as_used(run: Json) -> Json:

@@ -34,7 +34,6 @@ if TYPE_CHECKING:
 
     from fairflare.engine.setup.config import RunConfig
 
-"""Bytes of a file."""
 DAY = 86400.0
 MOST_WORKERS = 1024
 ROBUST = {"robust": "mixed"}

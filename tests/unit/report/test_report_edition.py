@@ -173,7 +173,7 @@ def test_without_a_model_trained_alone_the_page_says_so(inputs):
 
 
 def test_where_the_site_uses_its_own_model_that_one_is_shown(inputs):
-    inputs["config"] |= {"trainer": "ditto"}
+    inputs["config"]["about"]["used"] = "personal"
     for splits in inputs["entries"][-2]["sites"].values():
         splits["personal"] = {split: {"balanced_accuracy": 0.85} for split in ("val", "test")}
     found = edition_of(inputs)

@@ -14,7 +14,7 @@ from fairflare.report import compare_tables as tables
 from fairflare.report.compare import compare
 from fairflare.report.compare_page import method_points, opening_compare, render_compare
 from fairflare.report.page import render_run
-from fairflare.report.personal import as_used, personal_points, used_models
+from fairflare.report.personal import as_used, personal_points
 from fairflare.report.summary import report_json, summarise
 
 OWN = {"site-1": 0.7, "site-2": 0.9, "site-10": 0.8}
@@ -24,6 +24,7 @@ OWN = {"site-1": 0.7, "site-2": 0.9, "site-10": 0.8}
 def personal_inputs(inputs):
     for site, splits in inputs["entries"][-2]["sites"].items():
         splits["personal"] = {split: {"balanced_accuracy": OWN[site]} for split in ("val", "test")}
+    inputs["config"]["about"]["used"] = "personal"
     return inputs
 
 
@@ -97,11 +98,6 @@ def test_models_that_a_rule_shows_and_no_site_uses_are_not_put_in_place(personal
     assert "used" not in summary and as_used(summary) is summary
 
 
-@pytest.mark.parametrize(("trainer", "used"), [("ditto", "personal"), ("sgd", None), (None, None)])
-def test_an_older_run_is_read_by_its_trainer(trainer, used):
-    assert used_models({"trainer": trainer, "about": {}}, {"rows": []}) == used
-
-
 def test_a_site_without_its_own_model_keeps_the_shared_results(personal_inputs):
     del personal_inputs["entries"][-2]["sites"]["site-1"]["personal"]
     shown = as_used(summarise(**personal_inputs))
@@ -113,5 +109,6 @@ def test_groups_are_those_of_the_models_in_use(grouped_inputs):
     for splits in grouped_inputs["entries"][-2]["sites"].values():
         cell = {"healthy, f": {"n": 20.0, "value": 0.25}}
         splits["personal"] = {"test": {"balanced_accuracy": 0.5}, "val": {}, "groups": {"val": {}, "test": cell}}
+    grouped_inputs["config"]["about"]["used"] = "personal"
     shown = as_used(summarise(**grouped_inputs))
     assert shown["groups"]["worst"] == {"group": "healthy, f", "value": 0.25}
