@@ -22,8 +22,6 @@ Values = Mapping[str, float | None]
 CI_MIN_SITES = 5
 """Below this many sites a bootstrap over sites says next to nothing, and reports show none."""
 Interval = tuple[float | None, float | None]
-STD_USED_BY = {"std": "FedISM+ (Table IV) and Fed-LWR", "std_sample": "FedCE, FedHEAL and FedUFO"}
-"""Which papers print the standard deviation over sites with ddof 0 ("std") and with ddof 1 ("std_sample")."""
 
 
 def finite(values: Values) -> dict[str, float]:
@@ -160,9 +158,9 @@ def describe(values: Values, higher_is_better: bool = True, level: float = 0.95,
     """All of the above as JSON values, with the convention that each was computed under.
 
     Returns:
-        n_sites and left_out (names without a finite value); mean, std (with its ddof, 0), std_sample (ddof 1) and
-        std_used_by (which papers print which), worst and best ({"site", "value"}), gap, bottom_decile, jain, and ci of
-        the mean ({"low", "high", "level", "method"}), null below five sites.
+        n_sites and left_out (names without a finite value); mean, std (with its ddof, 0), std_sample (ddof 1), worst
+        and best ({"site", "value"}), gap, bottom_decile, jain, and ci of the mean ({"low", "high", "level", "method"}),
+        null below five sites.
     """
     known = finite(values)
     low, high = bootstrap_ci(known, level, seed=seed) if len(known) >= CI_MIN_SITES else (None, None)
@@ -173,7 +171,6 @@ def describe(values: Values, higher_is_better: bool = True, level: float = 0.95,
         "std": std(known),
         "ddof": 0,
         "std_sample": std(known, ddof=1),
-        "std_used_by": dict(STD_USED_BY),
         "worst": dict(zip(("site", "value"), worst(known, higher_is_better), strict=True)),
         "best": dict(zip(("site", "value"), best(known, higher_is_better), strict=True)),
         "gap": gap(known),

@@ -132,12 +132,11 @@ def test_levels_outside_the_unit_interval_are_refused(level):
         fairness.mean_ci([1.0, 2.0], level=level)
 
 
-def test_both_deviations_and_the_papers_that_print_them():
+def test_both_deviations():
     found = fairness.describe(X)
     assert found["std"] == pytest.approx(math.sqrt(42 / 2700), abs=1e-15)
     assert found["std_sample"] == pytest.approx(math.sqrt(42 / 1800), abs=1e-15)
     assert found["ddof"] == 0
-    assert "Fed-LWR" in found["std_used_by"]["std"] and "FedHEAL" in found["std_used_by"]["std_sample"]
     assert fairness.describe({"a": 0.4})["std_sample"] is None
 
 
