@@ -278,16 +278,9 @@ def _listed(watched: Watched, sites: list[str]) -> list[str]:
     return in_order(sorted(sites, key=need)[:MOST_SITES])
 
 
-LOG, LINES = "log.txt", 15
-"""The run's log, and how many of its last lines are shown."""
-
-
 def shown(watched: Watched, folder: Path) -> dict[str, Any]:
-    """The same for a program: headlines, a row per site, the log's last lines, and whether the run goes on."""
+    """The same for a program: headlines, a row per site, and whether the run goes on."""
     rows = site_rows(watched) if watched.start else []
-    log = folder / LOG
-    lines = log.read_text(encoding="utf-8", errors="replace").splitlines()[-LINES:] if log.is_file() else []
     title, *heads = map(clean, headlines(watched, folder))
     left_out = len(watched.start["sites"]) - len(rows) if watched.start else 0
-    texts = {"title": title, "heads": heads, "log": [clean(line) for line in lines]}
-    return {**texts, "rows": rows, "left_out": left_out, "goes_on": not watched.finish}
+    return {"title": title, "heads": heads, "rows": rows, "left_out": left_out, "goes_on": not watched.finish}
