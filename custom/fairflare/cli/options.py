@@ -67,7 +67,7 @@ def divided(ctx: click.Context, param: click.Parameter, texts: Sequence[str]) ->
 
 def joined(ctx: click.Context, param: click.Parameter, texts: Sequence[str]) -> str | None:
     """All that was given as one text with commas."""
-    return ",".join(texts) or None
+    return ",".join(texts) if texts else None
 
 
 listed = functools.partial(click.option, multiple=True, callback=divided)
