@@ -29,7 +29,7 @@ class Situation:
         make: writes below a folder, or returns the table.
         flags: of `init`.
         refused: parts of the refusal; with ``leads`` a remedy in it leads to that truth.
-        truth: "sites" -> names or how many, "patient", "label", "time", "kind", "classes" -> as written; "has", "lacks"
+        truth: "sites" -> names or how many, "patient", "label", "time", "kind", "classes", "channels"; "has", "lacks"
             -> predictors; "kinds" -> predictor -> how it is read; "says", "unsaid" -> parts of suspects and notes.
         leads: the truth of one of the remedies.
         name: what `init` is given, below the folder.
@@ -101,6 +101,11 @@ add("time_in_hospital is no hospital", table(drop=["hospital"], time_in_hospital
     has=["time_in_hospital"])
 add("previously_in_hospital is no hospital", table(drop=["hospital"], previously_in_hospital=pick("no", "yes")), LABEL,
     sites=1, kinds={"previously_in_hospital": "yes_no"})
+add("visits to a clinic are no hospital", table(drop=["hospital"], clinic_visits_last_year=lambda r, t:
+    r.poisson(2, len(t))), LABEL, sites=1, has=["clinic_visits_last_year"])
+add("numbers of wards are codes, and months no amounts", table(ward_no=pick(11, 12, 31, 45),
+    admission_month=pick(202301, 202302, 202311, 202401)), LABEL, kinds={"ward_no": "category"},
+    lacks=["admission_month"])
 add("days before hospital is no hospital", table(drop=["hospital"], days_before_hospital=ints(0, 9)), LABEL, sites=1,
     has=["days_before_hospital"])
 add("number_inpatient is no patient", table(number_inpatient=lambda r, t: r.poisson(0.6, len(t))), LABEL, patient="",
@@ -345,6 +350,35 @@ add("institutions in headers, asked for", dicom(), "--site InstitutionName", at=
 add("one institution in headers", dicom(institutions=("Charité",)), "", at=".", sites=1)
 
 
+def by_accession(root):
+    rng, rows = np.random.default_rng(0), []
+    for k in range(40):
+        pixels = rng.integers(0, 900, (24, 24)).astype(np.int16)
+        save(root / "scans" / f"{k}.dcm", dataset(pixels, f"P{k // 2:03d}", study=k, AccessionNumber=f"A{k:05d}"))
+        rows.append({"accession": f"A{k:05d}", "Pneumonia": k // 2 % 2})
+    pd.DataFrame(rows).to_csv(root / "labels.csv", index=False)
+
+
+def by_person(root):
+    by_accession(root)
+    own = pd.read_csv(root / "labels.csv")[::2].drop(columns="accession")
+    own.assign(subject=[f"P{k:03d}" for k in range(20)]).to_csv(root / "labels.csv", index=False)
+
+
+def eyes(root):
+    for k in range(40):
+        for side in ("left", "right"):
+            path = root / ("glaucoma", "healthy")[k % 2] / f"IMG{k:04d}_{side}.png"
+            path.parent.mkdir(exist_ok=True)
+            Drawn().save(path)
+
+
+add("a table of accession numbers", by_accession, "--label Pneumonia", at=".", rows=40, classes=["0", "1"],
+    patient="the DICOM header PatientID")
+add("a table of DICOM's patients", by_person, "--label Pneumonia", at=".", rows=40, patient="subject")
+add("both eyes of a patient", eyes, "--site none", at=".", rows=80, patient="the beginning of the files' names")
+
+
 def nnunet(root):
     drawn = Drawn()
     for k in range(12):
@@ -417,6 +451,11 @@ add("a hospital without outcomes", lambda root: base().astype({"died": object})
     says=["C: no row has died, so that the site is left out"])
 add("names that differ by case", of_sites(B=lambda one: one.rename(columns={"age": "Age", "died": "DIED "})), at=".",
     sites=2, rows=N, has=["age"], says=["B_hospital.csv: Age, DIED are read as age, died"])
+add("names in another language at one site", of_sites(B=lambda one: one.rename(columns={"age": "Alter", "sex":
+    "Geschlecht"})), at=".", refused=("lacks age, sex, has Alter, Geschlecht", "--rename Alter=age,Geschlecht=sex"),
+    leads=dict(sites=2, rows=N, has=["age", "sex"]))
+add("other columns at one site", of_sites(B=lambda one: one.rename(columns={"age": "ward"}).assign(ward="intensive")),
+    at=".", refused=("lacks age, has ward", "--mapping FILE"))
 add("a column more at one site", of_sites(B=lambda one: one.assign(extra=1)), at=".",
     refused=("B_hospital.csv", "--leave-out extra"), leads=dict(sites=2, rows=N, lacks=["extra"]))
 add("outcomes in other words", of_sites(A=lambda one: one.replace({"died": {0: "alive", 1: "dead"}}),
@@ -431,6 +470,11 @@ add("thousands with spaces", table(plt=lambda r, t: [f"{v:,}".replace(",", "\u20
     r.integers(9e4, 4e5, len(t))]), LABEL, kinds={"plt": "number"}, says=["plt: "])
 add("one unit in all cells", table(drop=["age"], Alter=lambda r, t: [f"{v} Jahre" for v in r.integers(20, 90, len(t))]),
     LABEL, kinds={"Alter": "number"})
+add("a row for each measurement", lambda root: base(who=of(lambda t: [f"P{k:03d}" for k in t.index])).melt(
+    ["who", "hospital", "died"], var_name="variable"), LABEL,
+    refused=("a row for each measurement, as variable and value say", "fairflare init", "--mapping data.mapping.yaml"))
+add("a wide range is no second unit", table(crp=lambda r, t: r.permutation(np.r_[np.linspace(25, 38,
+    40), np.linspace(45, 120, len(t) - 40)]).round(2)), f"{LABEL} --site none", unsaid=["two units"])
 add("two units in the cells", table(crea=lambda r, t: [f"{v} µmol/l" if k % 2 else f"{v / 88.4:.2f} mg/dl"
     for k, v in enumerate(r.integers(50, 120, len(t)))]), LABEL, refused=("crea", "--leave-out crea"),
     leads=dict(lacks=["crea"]))
@@ -658,6 +702,20 @@ def named_by_contrast(names, folder="{label}", ending="png"):
     return make
 
 
+def on_a_fourth_axis(n):
+    def make(root):
+        rng = np.random.default_rng(0)
+        for k in range(24):
+            image, mask, affine = ball(rng, (16, 16, 6))
+            write(root / f"p{k:02d}.nii.gz", np.stack([image + c for c in range(n)], axis=-1), affine)
+            write(root / f"p{k:02d}_seg.nii.gz", mask, affine)
+
+    return make
+
+
+add("contrasts on the fourth axis", on_a_fourth_axis(2), at=".", refused=("p00.nii.gz: several volumes in one file",),
+    leads=dict(kind="volume-segmentation", rows=24, channels="2"))
+add("a time series on the fourth axis", on_a_fourth_axis(20), at=".", refused=("20 volumes in one file", "their mean"))
 add("contrasts as channels in a list", contrasts, at=".", rows=8, kind="classification")
 add("contrasts by names in folders of classes", named_by_contrast(["T1", "T2", "FLAIR"]), at=".", rows=24,
     classes=["benign", "malignant"], says=["24 images have 3 contrasts each", "FLAIR.png, "])

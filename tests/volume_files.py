@@ -44,7 +44,7 @@ def write(path, image, affine, **more):
     return path
 
 
-def write_series(folder, image, affine, *, skip=(), series=0, hounsfield=True):
+def write_series(folder, image, affine, *, skip=(), series=0, hounsfield=True, patient="p1", **headers):
     """Axial slices of a volume whose axes are RAS, one file each; returns the first."""
     spacing = np.linalg.norm(affine[:3, :3], axis=0)
     for k in range(image.shape[2]):
@@ -61,7 +61,7 @@ def write_series(folder, image, affine, *, skip=(), series=0, hounsfield=True):
         more |= {"RescaleSlope": 1, "RescaleIntercept": -100} if hounsfield else {}
         pixels = image[:, :, k].T.round().astype(np.int16)
         name = f"{series}{(7 * k) % 100:03d}.dcm"  # names say nothing of the order
-        save(folder / name, dataset(pixels, "p1", series=series, instance=k + 1, **more))
+        save(folder / name, dataset(pixels, patient, series=series, instance=k + 1, **more, **headers))
     return min(folder.glob("*.dcm"))
 
 

@@ -3,14 +3,13 @@
 
 import bz2
 import gzip
-import pickle
 import struct
 
 import numpy as np
 from PIL import Image
 from scipy.io import savemat
 
-from fairflare_lab.datasets.digits5 import DOMAINS, FEDBN_FOLDERS
+from fairflare_lab.datasets.digits5 import DOMAINS
 
 SIZES = {"train": 300, "test": 40}
 SHAPES = {"MNIST": (28, 28), "USPS": (16, 16), "SVHN": (32, 32, 3), "SYN": (32, 32, 3)}
@@ -60,17 +59,4 @@ def write_files(root, order=1):
         write_usps(root / usps, *drawn("USPS", split))
         write_svhn(root / f"{split}_32x32.mat", *drawn("SVHN", split))
         write_syn(root / "syn" / syn, *drawn("SYN", split), order)
-    return root
-
-
-def write_fedbn(root, protocol=None):
-    for domain, name in FEDBN_FOLDERS.items():
-        (root / name / "partitions").mkdir(parents=True)
-        images, labels = drawn(domain, "train")
-        for i, part in enumerate(np.split(np.arange(SIZES["train"]), 10)):
-            content = pickle.dumps((images[part], labels[part]), protocol)
-            (root / name / "partitions" / f"train_part{i}.pkl").write_bytes(content)
-        images, labels = drawn(domain, "test")
-        with_channel = images if images.ndim == 4 else images[..., None]
-        (root / name / "test.pkl").write_bytes(pickle.dumps((with_channel, labels[:, None]), protocol))
     return root

@@ -71,6 +71,9 @@ ELSEWHERE = {
     r"fairflare (run fedavg --task |paper flamby-)tcga-brca": "lab/tests/datasets/test_tcga_brca.py",
     r"fairflare risk ": "lab/tests/studies/test_membership.py",
     r"fairflare forget ": "lab/tests/studies/test_forget.py",
+    r"fairflare new ": "lab/tests/test_new.py",
+    r"FAIRFLARE_PLUGINS=my_rule.py": "lab/tests/test_new.py",
+    r"pytest test_my_rule.py": "lab/tests/test_new.py",
     r"python docs/draw_architecture.py": "tests/unit/test_architecture.py",
     r"python lab/regimes/\w+.py": "lab/tests/studies/test_regimes.py",
     r"python docs/results/quote.py": "tests/docs/test_results.py",
@@ -206,6 +209,8 @@ def test_a_printed_command_runs(one: Printed, reader, own_registry, monkeypatch,
     for before, place in zip(arguments, range(1, len(arguments))):  # as short as the presets are here
         if before == "--rounds":
             arguments[place] = str(min(3, int(arguments[place])))
+        if before in ("--folds", "--repeats"):
+            arguments[place] = str(min(2, int(arguments[place])))
         if before in ("--seeds", "--grid"):  # two of each are a comparison
             arguments[place] = ",".join(arguments[place].split(",")[:2])
         if (before, arguments[place]) == ("--env", "sim"):  # whose processes are those of tests/flare

@@ -14,6 +14,7 @@ from federation_processes import ROOT, check_run, composed, federation, here, in
 
 from fairflare.data.site_config import read_site_config
 from fairflare.engine.audit import verify
+from fairflare.engine.files import read_model
 from fairflare.flare.site_policy import FILES, Policy, read_policy
 from fairflare.privacy import log_verifier
 from own_folder import write_tables
@@ -120,8 +121,8 @@ def job_of(run):
     return re.search(r"run=([0-9a-f-]{36})", (run / "flare_log.txt").read_text())[1]
 
 
-def test_adapters_train_on_a_body_that_no_hospital_is_sent(three, tmp_path):
-    """Each reads it from a file of its own; a hospital with another body takes no part, and says why at home."""
+def test_adapters_train_on_a_body_that_neither_server_nor_hospital_is_sent(three, tmp_path):
+    """Each hospital reads it from a file of its own; the server has what trains alone."""
     pytest.importorskip("peft")
     own = ["--datalists", three.tables, "--kind", "tabular", "--classes", "lived,died", "--rounds", "2", "--no-solo"]
     own += [part for pair in (*COLUMNS, "model=mlp") for part in ("--set", pair)]
@@ -137,8 +138,11 @@ def test_adapters_train_on_a_body_that_no_hospital_is_sent(three, tmp_path):
             path.write_text(f"{text}\nweights: body.safetensors\n")
         prod(three, LEAD, "fedism-plus", *tuned, out=tmp_path / "run")
         check_run(tmp_path / "run", expected)
-        sent = [one for path in three.kits.glob(f"hospital-*/{job_of(tmp_path / 'run')}") for one in path.rglob("*")]
-        assert sent and not [one for one in sent if one.is_file() and one.read_bytes() == body]
+        homes = list(three.kits.glob(f"**/{job_of(tmp_path / 'run')}"))
+        assert {one.relative_to(three.kits).parts[0] for one in homes} == {*HOSPITALS, "localhost"}
+        kept = [one.read_bytes() for path in homes for one in path.rglob("*") if one.is_file()]
+        frozen = read_model(tmp_path / "body" / "model.safetensors")["hidden1.0.weight"].numpy().tobytes()
+        assert kept and frozen in body and not [one for one in kept if frozen in one]
     finally:
         for path, text in zip(files, before, strict=True):
             path.write_text(text)

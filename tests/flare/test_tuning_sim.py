@@ -49,6 +49,8 @@ def test_a_job_brings_the_body_unless_sites_have_it(body, tmp_path):
     tuned = ["--init-from", tmp_path / "body", "--tune", "head", "--set", f"body={body}"]
     call("export", "fedavg", *TASK, *tuned, "--out", tmp_path / "job")
     found = {path.relative_to(tmp_path / "job").parts[0] for path in (tmp_path / "job").rglob(INITIAL)}
-    assert found == ({"app_server", "app_sites"} if body == "job" else {"app_server"})
+    assert found == ({"app_sites"} if body == "job" else set())
+    (start,) = (tmp_path / "job" / "app_server").rglob("*.safetensors")
+    assert {name: len(value) for name, value in read_model(start).items()} == {"head.weight": 2, "head.bias": 2}
     staged = Path(tmp_path, "job", "app_sites", "custom", "fairflare", "engine", "setup")
     assert (staged / "tuning.py").is_file() and (staged / "weights.py").is_file()

@@ -58,10 +58,20 @@ def test_novelty_leaves_buffers_out_and_does_not_depend_on_scale():
     assert gram(sites)[0, 0] == pytest.approx(1.0)
 
 
-@each("sites, wild", [(3, 1.0), (SOME + 1, 1.0), (3 * SOME, 1.0), (SOME + 1, 1e4), (SOME + 1, 0.0)])
-def test_novelty_of_many_sites_from_their_sum_is_that_of_pairs(sites, wild):
-    """To 1e-10, also where one update hides the sum of the others."""
-    draws = np.random.default_rng(sites).normal(size=(sites, 200)) + 0.3
+@each(
+    "sites, wild, entries",
+    [
+        (3, 1, 200),
+        (SOME + 1, 1, 200),
+        (3 * SOME, 1, 200),
+        (SOME + 1, 1e4, 200),
+        (SOME + 1, 0, 200),
+        (SOME + 1, 1, 9000),
+    ],
+)
+def test_novelty_of_many_sites_from_their_sum_is_that_of_pairs(sites, wild, entries):
+    """To 1e-10, also where one update hides the sum of the others, and where they are read in several blocks."""
+    draws = np.random.default_rng(sites).normal(size=(sites, entries)) + 0.3
     draws[-1] *= wild
     p = (1.0 + np.arange(sites) % 7) / sites
     found = novelty([reply(k, row) for k, row in enumerate(draws)], {f"site-{k}": p[k] for k in range(sites)})

@@ -8,6 +8,7 @@ import pandas as pd
 import pytest
 from scipy.special import expit
 
+from fairflare.core.errors import UserError
 from fairflare.decision.estimands import Folds
 from fairflare.decision.methods import C_INDEX, DICE, GAINS, LOSES, SAME, _c_shares, compared
 from fairflare.decision.regression import Hospital
@@ -112,6 +113,13 @@ def test_times_and_masks_are_plain_differences():
     dice = np.random.default_rng(0).random((2, 120))
     rows = compared({"a": one}, {"a": dice}, {"m": {"a": dice + 0.03}}, {"a": folds}, DESIGN, DICE)
     assert rows["m"]["sites"]["a"]["value"] == pytest.approx(0.03) and rows["m"]["sites"]["a"]["verdict"] == GAINS
+
+
+def test_use_and_participation_are_not_answered_of_times(tmp_path):
+    question = Question("support2-survival", (), Plan(2, 1), choices={"values": {"output": "cox"}})
+    with pytest.raises(UserError, match="or METHODs, whose J alone is told of times and masks, got 'none'"):
+        measure(question, tmp_path / "join")
+    assert not (tmp_path / "join").exists()
 
 
 @pytest.mark.slow

@@ -8,6 +8,7 @@ import json
 
 import numpy as np
 import pytest
+import torch
 
 from cases import each
 from fairflare.cli.jobs import export_job, inspected
@@ -23,6 +24,7 @@ from fairflare.engine.exchanges import decide as exchange
 from fairflare.engine.in_process import InProcess
 from fairflare.engine.memory import AskedAgain
 from fairflare.engine.setup.assembly import build_site, leaves
+from fairflare.engine.setup.at_site import of_run
 from fairflare.engine.setup.config import RunConfig
 from fairflare.engine.setup.parts import build_parts
 from fairflare.flare.site_policy import Policy
@@ -318,6 +320,13 @@ def test_a_wrong_setting_is_refused(change, words, asked):
     wrong = dataclasses.replace(config, decision={**config.decision, **change})
     with pytest.raises(UserError, match=words):
         exchange.plan_of(wrong, build_parts(config, at_site=True).task)
+
+
+def test_a_job_on_more_features_than_hessians_can_take_is_refused(asked):
+    config = job_of(asked)
+    wide = dataclasses.replace(build_parts(config, at_site=True), network=torch.nn.Linear(201, 1))
+    with pytest.raises(UserError, match="at most 200 features .in a job; more without --env., got 201"):
+        exchange.first_known(of_run(config, wide), {})
 
 
 def test_a_site_policy_may_refuse_decisions_and_inspect_says_what_leaves(asked, tmp_path):

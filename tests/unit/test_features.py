@@ -4,6 +4,7 @@
 import csv
 import json
 import pickle
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -141,6 +142,33 @@ def test_an_exact_regression_with_a_penalty_is_the_pooled_patients(folder, tmp_p
     expected = LogisticRegression(C=1 / (0.05 * len(y)), tol=1e-10, max_iter=1000).fit(x, y)
     model = read_model(tmp_path / "run" / "model.safetensors")
     np.testing.assert_allclose(model["weight"].numpy(), expected.coef_[0], atol=1e-5)
+
+
+def test_encoders_are_candidates_of_the_decision(folder, tmp_path, capsys):
+    """Features that say nothing are named; beside them are those of an encoder that sees the outcome."""
+    root = shutil.copytree(folder, tmp_path / "data")
+    for k, site in enumerate(SITES):
+        write(root / "noise" / f"{site}.npz", "npz", [f"p{i}" for i in range(120)], noise(k), "noise", OTHER)
+    said = ["--data", root, "--kind", "tabular", "--classes", "no,yes", "--set", "label=died"]
+    asked = ["join", "decide", "decide:vectors=uni", *said, "--set", "vectors=noise", "--repeats", "2"]
+    call = [str(word) for word in [*asked, "--out", tmp_path / "join"]]
+    with pytest.raises(SystemExit) as stop:
+        main(call)
+    assert not stop.value.code, capsys.readouterr().err
+    found = json.loads((tmp_path / "join" / "decision.json").read_text())
+    assert list(found["methods"]) == [f"decide:vectors=uni: {model}" for model in ("own", "outside", "member")]
+    for label, of in found["methods"].items():
+        assert list(of["sites"]) == list(SITES)
+        assert all(row["verdict"] == "gains" and 0.05 < row["own_low"] < 0.25 for row in of["sites"].values()), label
+    assert all(abs(row["models"]["own"]["brier"] - 0.25) < 0.02 for row in found["sites"].values())
+    assert "decide:vectors=uni: own" in (tmp_path / "join" / "join.html").read_text()
+    with pytest.raises(SystemExit) as stop:
+        main([*call, "--env", "sim"])
+    assert stop.value.code == 2 and "expected no METHOD with --env" in capsys.readouterr().err
+
+
+def noise(seed):
+    return np.random.default_rng(100 + seed).normal(size=(120, 8)).astype(np.float32)
 
 
 def test_runs_on_tables_without_features_keep_their_configuration(folder):

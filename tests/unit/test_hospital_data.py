@@ -19,6 +19,7 @@ import dicom_sets
 import hospital_folders
 import hospital_habits
 import hospital_tables
+import import_situations
 from cases import each
 from dicom_sets import dataset, save
 from fairflare.cli.main import main
@@ -575,6 +576,44 @@ def test_outcomes_and_codes_that_differ_between_sites_are_converted_by_the_lines
     paste(out)
     code, out, _ = call(capsys, "preflight", sites, *how)
     assert code == 0 and "nothing found" in out and "convert" not in out
+
+
+def test_a_table_as_the_hospital_has_it_is_predicted_and_evaluated_as_init_reads_it(tmp_path, capsys):
+    """Names, a row of units, commas, units in cells, dates, outcomes and what is no number."""
+    days = pd.date_range("2020-01-01", periods=240)
+    whole = import_situations.base(sites="AB", sodium=lambda rng, t: rng.integers(120, 150, 240)).assign(
+        admitted=days, operated=days + pd.Timedelta(days=3)
+    )
+    for site, own in whole.astype(object).groupby("hospital"):
+        own = own.drop(columns="hospital").assign(age=[f"{age} years" for age in own["age"]])
+        if site == "B":
+            crp = [f"{v:.1f}".replace(".", "," if k % 2 else ".") for k, v in enumerate(own["crp"])]
+            own["crp"], own["sodium"] = crp, [*own["sodium"][:-1], "hemolysed"]
+            own["died"] = own["died"].map({0: "nein", 1: "ja"})
+            own["operated"] = own["operated"].map(lambda day: f"{day:%d/%m/%Y}")
+            own = own.rename(columns={"crp": "CRP", "age": "Age "})
+        own.to_csv(tmp_path / f"{site}.csv", index=False)
+    code, out, err = call(capsys, "init", tmp_path, "--label", "died", "--since", "admitted", "--yes")
+    assert code == 0, err
+    run = tmp_path / "run"
+    code, _, err = call(capsys, "run", "fedavg", "--data", tmp_path, "--rounds", "1", "--workers", "1", "--out", run)
+    assert code == 0, err
+    answers = []
+    for name, table in (("at-init", tmp_path / INSIDE / "B.csv"), ("raw", tmp_path / "B.csv")):
+        pd.read_csv(table, dtype=str)[5:].to_csv(
+            table := tmp_path / f"{name}.csv", index=False
+        )  # no list of the training
+        code, text, err = call(capsys, "predict", run, table, "--out", tmp_path / f"p-{name}")
+        assert code == 0, err
+        risks = pd.read_csv(tmp_path / f"p-{name}" / "predictions.csv").iloc[:, -1].to_numpy()
+        code, more, err = call(capsys, "evaluate", run, table, "--name", "new", "--out", tmp_path / f"e-{name}")
+        assert code == 0, err
+        content = json.loads((tmp_path / f"e-{name}" / "evaluation.json").read_text())["sites"]["new"]["metrics"]
+        answers.append((np.sort(risks), {key: one["value"] for key, one in content.items()}))
+        said = " ".join((text + more + err).split())
+    assert np.array_equal(answers[0][0], answers[1][0]) and answers[0][1] == pytest.approx(answers[1][1])
+    for part in ("Age, CRP are read as age, crp", "nein, ja are read as 0, 1", "is read as", "1 cells are no numbers"):
+        assert part in said, said
 
 
 def check_models_use(folder, capsys, monkeypatch, converted):

@@ -8,7 +8,7 @@ import re
 import shlex
 import subprocess
 import sys
-from collections import defaultdict
+from collections import Counter, defaultdict
 
 import numpy as np
 import pandas as pd
@@ -17,10 +17,17 @@ import pytest
 import import_situations
 from cases import each
 from fairflare.cli.main import main
+from fairflare.core.errors import DataError
+from fairflare.data.inputs import TableInputs
+from fairflare.data.readers.tables import read_table
+from fairflare.data.table_columns import coded, features_of, read_columns
+from fairflare.import_data.tables import read_again
 from fairflare.tasks.kinds.own import INSIDE
+from fairflare.tasks.own.tabular import GAPS
 
 REMEDY = re.compile(r"\((--[^()]*(?:\([^()]*\)[^()]*)*)\)")
 """Flags in brackets, as a refusal prints them, up to their closing bracket."""
+LAID_OUT = {"--sheet", "--header", "--hidden", "--mapping"}
 WORDS = re.compile(r"^(.*?)(?: (?:leaves?|takes?|keeps?|says?|accepts?|names?)\b.*)?$")
 
 
@@ -46,6 +53,7 @@ def wrong(reading, truth, root):
     kinds = {name: specs.get(name, {"kind": "number"})["kind"] for name in names}
     known = {"patient": reading.get("patients", "").removeprefix("column "), "kind": reading["kind"]}
     known |= {"label": options.get("label"), "time": options.get("time"), "classes": reading["classes"]}
+    known["channels"] = options.get("channels")
     found = [
         f"{key}: expected {truth[key]!r}, got {known[key]!r}"
         for key in known
@@ -70,6 +78,30 @@ def wrong(reading, truth, root):
     if truth.get("rows", rows) != rows:
         found.append(f"rows: expected {truth['rows']}, got {rows}")
     return found
+
+
+def unlike_at_init(path, reading, root):
+    """Rows that are written and that a model does not get where the table is read again, for a prediction.
+
+    Sheets and headers that a flag names are the user's to name again.
+    """
+    names, columns = next(csv.reader([reading["options"]["features"]])), reading["options"].get("columns", "")
+    known = read_columns(columns, names)
+    numbers, plain = features_of(names, known)
+    levels = {name: one.levels or () for name, one in known.items() if one.kind == "category" and not one.separator}
+    inputs = TableInputs(numbers, plain, levels, (*GAPS, *coded(known)))
+
+    def rows(table):
+        texts = {name: list(table[name]) for name in inputs.columns}
+        found = np.hstack(inputs.features(path.name, texts))
+        return Counter(row.tobytes() for row in np.where(np.isnan(found), -1e9, found))
+
+    own = pd.concat(read_table(site) for site in (root / INSIDE).glob("*.csv")).fillna("")
+    try:
+        return sum((rows(own) - rows(read_again(path, inputs)[0])).values())
+    except DataError as refusal:  # sites that write dates in other ways lie in one table here
+        assert "expected a date" in str(refusal)
+        return 0
 
 
 def written(root):
@@ -105,6 +137,8 @@ def test_a_situation_is_read_right_or_its_remedies_lead_there(name, tmp_path, ca
         assert code == 0, err
         assert not wrong(reading, one.truth, root)
         first = {path: path.read_bytes() for path in (root / INSIDE).rglob("*") if path.is_file()}
+        if "features" in reading["options"] and (path := root / one.name).is_file() and not {*one.flags} & LAID_OUT:
+            assert not unlike_at_init(path, reading, root), name
         splits = defaultdict(set)
         if one.truth.get("patient"):
             for row in written(root):
@@ -135,11 +169,28 @@ def test_a_table_of_3000_rows_takes_at_most_two_seconds_of_one_core(visits, tmp_
     table = pd.DataFrame({"patient_id": [f"P{k // visits:05d}" for k in range(n)], **columns, "died": died.astype(int)})
     table["hospital"] = table.groupby("patient_id")["hospital"].transform("first")
     table.to_csv(tmp_path / "rows.csv", index=False)
+    seconds, *heavy = cost_of_init(tmp_path / "rows.csv")
+    assert (tmp_path / INSIDE / "Berlin.csv").is_file() and not heavy and float(seconds) < 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("rows", "columns"), [(5000, 1280), (20_000, 200)])
+def test_a_wide_table_takes_at_most_ten_seconds_of_one_core(rows, columns, tmp_path):
+    rng = np.random.default_rng(0)
+    values = rng.normal(size=(rows, columns)).round(5)
+    table = pd.DataFrame(values, columns=[f"f{k}" for k in range(columns)])
+    table.insert(0, "hospital", rng.choice(["Berlin", "Hamburg", "Paris"], rows))
+    table.assign(died=(values[:, 0] + rng.normal(size=rows) > 1).astype(int)).to_csv(tmp_path / "t.csv", index=False)
+    seconds, *_ = cost_of_init(tmp_path / "t.csv")
+    assert (tmp_path / INSIDE / "Berlin.csv").is_file() and float(seconds) < 10
+
+
+def cost_of_init(path):
+    """CPU seconds of ``init``, and the heavy packages that it imports."""
     code = "import sys, time; from fairflare.cli.main import main\ntry: main()\nfinally: "
     code += "print(time.process_time(), *{'torch', 'sklearn', 'scipy', 'monai'} & {*sys.modules}, file=sys.stderr)"
-    command = [sys.executable, "-c", code, "init", str(tmp_path / "rows.csv"), "--yes"]
+    command = [sys.executable, "-c", code, "init", str(path), "--yes"]
     done = subprocess.run(
         command, capture_output=True, text=True, check=True, env={**os.environ, "OMP_NUM_THREADS": "1"}
     )
-    seconds, *heavy = done.stderr.split("\n")[-2].split()
-    assert (tmp_path / INSIDE / "Berlin.csv").is_file() and not heavy and float(seconds) < 2
+    return done.stderr.split("\n")[-2].split()

@@ -16,13 +16,15 @@ from fairflare import decide
 from fairflare.cli.main import main
 from fairflare.core.errors import DataError, UserError
 from fairflare.decision.regression import MEMBER, OWN
+from fairflare.decision.sums import Plan
 from fairflare.engine.files import read_tensors, save_json, save_tensors
 from fairflare.engine.hashes import model_hash
 from fairflare.engine.setup import tasks
 from fairflare.engine.setup.config import RunConfig, make_config
+from fairflare.engine.setup.local import run_local
 from fairflare.inference.mix import MIX, NUMBERS, monitored, open_mix, open_model
 from fairflare.studies.folders import is_complete
-from fairflare.studies.join import Question
+from fairflare.studies.join import ENOUGH, Question
 from fairflare.tasks.folds import dealt, everyone, folded, untestable
 
 
@@ -51,6 +53,19 @@ def test_a_folded_task_is_still_that_task_and_is_dealt_once_however_it_is_asked(
     made = folded(task, "0/5/0")
     assert isinstance(made, type(task)) and made.sites() == task.sites() and folded(task, "") is task
     assert (made.local_data("VA", None).splits["test"].inputs == made.site_data("VA").splits["test"].inputs).all()
+
+
+def test_an_exact_regression_has_the_rounds_that_it_needs_unless_somebody_says_how_many(tmp_path):
+    """Twice as many leave its fit on the fold as it is, although two columns separate outcomes there."""
+    runs = Question("heart:full", ("fedavg", "glm", "glm:intercept=random"), Plan(5, 1)).runs()
+    random = next(run for name, run in runs.items() if "random" in name)
+    assert random.training.rounds == runs["fedavg-fold0of5-deal0"].training.rounds
+    short = runs["glm-fold0of5-deal0"]
+    assert short.training.rounds == ENOUGH < runs["fedavg-fold0of5-deal0"].training.rounds
+    asked = Question("heart:full", ("glm",), Plan(5, 1), choices={"rounds": 2 * ENOUGH}).runs()["glm-fold0of5-deal0"]
+    assert asked.training.rounds == 2 * ENOUGH
+    models = [run_local(run, tmp_path / f"{run.training.rounds}") for run in (short, asked)]
+    assert all(torch.allclose(models[0][key], models[1][key], rtol=0, atol=1e-10) for key in ("weight", "bias"))
 
 
 def test_training_parts_have_two_of_each_class_or_the_site_is_refused():

@@ -7,8 +7,10 @@ import threading
 import pytest
 import torch
 
-from fairflare.core.errors import UserError
-from fairflare.engine.files import CONFIG, MODEL, read_json
+from fairflare.core.errors import RunFailed, UserError
+from fairflare.engine.exchanges.evaluate import EvaluateAtSite
+from fairflare.engine.files import AUDIT, CHECKPOINT, CONFIG, MODEL, read_json
+from fairflare.engine.hashes import model_hash
 from fairflare.engine.setup.config import make_config
 from fairflare.report.write import verify_run
 from fairflare.studies import lockstep, runs
@@ -17,7 +19,7 @@ from fairflare.trainers import vmap_training
 
 TOLERANCE = 1e-5
 """Of the largest weight, as docs/settings.md states it of a stacked run."""
-METHODS = ("fedavg", "fedheal", "fedprox", "fedism-plus", "fedufo", "ditto", "fedce")
+METHODS = ("fedavg", "fedheal", "fedprox", "fedism-plus", "fedufo", "ditto", "fedce", "fedlwr", "qffl", "fedadam")
 
 
 def configs(methods=METHODS, seeds=(0, 1), **values):
@@ -67,9 +69,9 @@ def test_models_are_those_of_runs_one_by_one(both):
 
 
 def test_the_sites_of_all_runs_are_in_one_call(both):
-    """Two seeds of three sites: FedAvg, FedHEAL, FedCE in one; FedProx, GSAM, FedUFO in one each; Ditto in none."""
+    """Two seeds of three sites: all that make one pass in one call, GSAM's two passes in another; Ditto in none."""
     _, calls = both
-    assert sorted(calls) == sorted([18, 6, 6, 6] * 3)
+    assert sorted(calls) == sorted([48, 6] * 3)
 
 
 def test_every_run_has_a_log_that_verifies_and_says_how_it_was_trained(both):
@@ -146,3 +148,30 @@ def test_what_stops_the_batched_call_is_said_by_each_run(tmp_path, monkeypatch, 
     with pytest.raises(type(error), match=str(error)):
         study.make(tmp_path, runs.run_once, 1, lockstep=True)
     assert not study.reports
+
+
+class Killed(BaseException):
+    pass
+
+
+@pytest.mark.parametrize("error", [Killed, RunFailed])
+def test_a_short_run_of_a_study_ends_in_the_same_bits_where_it_was_cut_short(tmp_path, monkeypatch, error):
+    """It leaves nothing between its rounds: after a kill it is made again, after an error it goes on."""
+    config = configs(("fedlwr",), (0,), **{"train.local_steps": 3})["fedlwr-0"]
+
+    def made(name, page=False):
+        return runs.run_once(config, tmp_path / name, page=page) and models(tmp_path)[name]
+
+    def stopped(self, site, instruction):
+        raise error("in the evaluation")
+
+    with monkeypatch.context() as patch, pytest.raises(error):
+        patch.setattr(EvaluateAtSite, "evaluate", stopped)
+        made("short")
+    assert (tmp_path / "short" / CHECKPOINT).is_file() == (error is RunFailed)
+    first = (tmp_path / "short" / AUDIT).read_text().splitlines()[0]
+    assert model_hash(made("short")) == model_hash(made("whole", page=True))
+    assert (first in (tmp_path / "short" / AUDIT).read_text()) == (error is RunFailed)
+    assert verify_run(tmp_path / "short")[-1]["status"] == "completed"
+    kept = ["/".join(path.parts[-2:]) for path in sorted((tmp_path / "whole").rglob("sites/*"))]
+    assert kept and kept == ["/".join(path.parts[-2:]) for path in sorted((tmp_path / "short").rglob("sites/*"))]

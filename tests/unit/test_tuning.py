@@ -17,7 +17,7 @@ from fairflare.core.errors import DataError, UserError
 from fairflare.data.site_config import SiteConfig
 from fairflare.engine.audit import verify
 from fairflare.engine.exchanges.train import REST, shortened
-from fairflare.engine.files import INITIAL, read_model
+from fairflare.engine.files import INITIAL, START, read_model, save_tensors
 from fairflare.engine.hashes import model_hash
 from fairflare.engine.in_process import InProcess
 from fairflare.engine.setup.config import make_config
@@ -94,6 +94,72 @@ def test_a_whole_network_has_the_entries_of_the_plain_one_and_computes_the_same(
     plain.load_state_dict(merged.state_dict())
     torch.testing.assert_close(plain.eval()(x), expected, rtol=1e-4, atol=1e-5)
     assert torch.equal(other.eval()(x), expected)
+
+
+class Block(nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.attn = nn.ModuleDict({"qkv": nn.Linear(width, 3 * width), "proj": nn.Linear(width, width)})
+        self.mlp = nn.ModuleDict({"fc1": nn.Linear(width, 4 * width), "fc2": nn.Linear(4 * width, width)})
+
+    def forward(self, x):
+        q, k, v = self.attn["qkv"](self.norm1(x)).chunk(3, -1)
+        x = x + self.attn["proj"](nn.functional.scaled_dot_product_attention(q, k, v))
+        return x + self.mlp["fc2"](nn.functional.gelu(self.mlp["fc1"](self.norm2(x))))
+
+
+class LikeTimm(nn.Module):
+    """A vision transformer under timm's names."""
+
+    def __init__(self, width=16, depth=2):
+        super().__init__()
+        self.cls_token, self.pos_embed = nn.Parameter(torch.zeros(1, 1, width)), nn.Parameter(torch.zeros(1, 17, width))
+        self.patch_embed = nn.ModuleDict({"proj": nn.Conv2d(3, width, 8, 8)})
+        self.blocks = nn.Sequential(*(Block(width) for _ in range(depth)))
+        self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, 2)
+
+    def forward(self, x):
+        x = self.patch_embed["proj"](x).flatten(2).transpose(1, 2)
+        x = torch.cat((self.cls_token.expand(len(x), -1, -1), x), 1) + self.pos_embed
+        return self.head(self.norm(self.blocks(x))[:, 0])
+
+
+BLOCKS, HEAD = ("blocks.0", "blocks.1"), {"head.weight", "head.bias"}
+NORMS = {f"{b}.norm{k}.{e}" for b in BLOCKS for k in (1, 2) for e in ("weight", "bias")} | {"norm.weight", "norm.bias"}
+
+
+def adapters(*layers):
+    return {f"{block}.{layer}.lora_B.default.weight" for block in BLOCKS for layer in layers}
+
+
+@each(
+    "tune, layers, expected",
+    [
+        ("head", "", set()),
+        ("norm", "", NORMS),
+        ("lora", "", adapters("attn.qkv", "attn.proj", "mlp.fc1", "mlp.fc2")),
+        ("lora", "qkv", adapters("attn.qkv")),
+        ("lora", "blocks.0.attn.qkv, fc2", adapters("mlp.fc2") | {"blocks.0.attn.qkv.lora_B.default.weight"}),
+    ],
+)
+def test_a_vision_transformer_under_timm_s_names_is_tuned_by_these(tune, layers, expected):
+    torch.manual_seed(0)
+    plain, x = LikeTimm(), torch.randn(4, 3, 32, 32)
+    network = tuned(copy.deepcopy(plain), settings(tune, tune_layers=layers))
+    assert set(network.state_dict()) == expected | HEAD
+    assert torch.equal(network.eval()(x), plain.eval()(x))
+    network.train()(x).square().sum().backward()
+    assert all(value.grad is not None and bool(value.grad.abs().sum() > 0) for value in network.parameters())
+    with torch.no_grad():
+        for value in network.parameters():
+            value -= 0.1 * value.grad
+    moved = network.eval()(x)
+    merged = whole(network).eval()
+    assert set(merged.state_dict()) == set(plain.state_dict())
+    torch.testing.assert_close(merged(x), moved, rtol=1e-4, atol=1e-5)
+    changed = {name for name, value in plain.state_dict().items() if not torch.equal(value, merged.state_dict()[name])}
+    assert changed == {name.replace("lora_B.default.", "") for name in expected} | HEAD
 
 
 def test_dropout_of_the_body_is_off_and_running_statistics_stay():
@@ -241,6 +307,8 @@ def test_what_a_run_can_be_told_works_on_what_trains_or_is_refused_in_a_line(met
         model, parts, _, rounds = watched(method, tmp_path / "run", {"tune": tune, **WAYS[way]}, rounds=2)
     except UserError as error:
         assert method != "fedavg" and "\n" not in str(error) and len(str(error)) < 300
+        with pytest.raises(UserError):  # nor can a whole network be told so
+            build_parts(make_config(method, TASK, values={**SMALL, **WAYS[way]}))
         return
     assert model.keys() == dict(parts.network.named_parameters()).keys() and len(rounds) == 2
     assert rounds[-1]["model_sha256"] == model_hash(model)
@@ -313,6 +381,22 @@ def test_a_given_body_is_kept_once_and_a_finished_run_exports_the_whole_network(
     changed = [key for key in exported if not torch.equal(exported[key], whole_model[key])]
     head = list(whole_model)[-2:]
     assert set(head) <= set(changed) and (changed == head if tune == "head" else len(changed) > 2)
+
+
+@pytest.mark.parametrize("tune", TUNES)
+def test_a_server_has_the_bits_of_what_trains_and_nothing_of_the_body(tune, body, tmp_path, monkeypatch):
+    given = {"model": "mlp", "tune": tune, "init_from": str(body)}
+    config = make_config("fedavg", "support2", values=given)
+    parts = build_parts(config)
+    save_tensors(tmp_path / START, parts.model)
+    monkeypatch.delenv(VARIABLE)
+    with pytest.raises(UserError, match="initial weights are not here"):
+        build_parts(config)
+    lean = build_parts(config, start=tmp_path / START)
+    assert model_hash(lean.model) == model_hash(parts.model) and lean.trainable == parts.trainable
+    frozen = {key: value for key, value in lean.network.named_buffers() if key not in lean.model}
+    assert frozen and all(value.is_meta for value in frozen.values())
+    assert sizes(lean.network) == sizes(parts.network)
 
 
 def test_a_site_takes_its_body_from_its_own_file_and_no_other(body, tmp_path):

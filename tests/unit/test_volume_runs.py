@@ -16,7 +16,7 @@ from fairflare.engine.setup.local import run_local
 from fairflare.engine.setup.tasks import load
 from fairflare.testing import check_metric, check_task
 from model_use import call, rows, run
-from volume_files import SITES, ball, turned, write, write_classes, write_list, write_masked
+from volume_files import SITES, ball, turned, write, write_classes, write_list, write_masked, write_series
 
 TINY = {"images": 64, "site_test_images": 0, "size": 32, "patch": 16, "patches": 1, "solo": False}
 PAPERS = {
@@ -167,6 +167,37 @@ def test_contrasts_of_volumes_become_channels(tmp_path, capsys):
     (root / "fairflare").rename(tmp_path / "first")
     code, _, said = call(capsys, "init", root, "--kind", "volume-segmentation", "--yes")
     assert code and "the contrast scan_t1.nii.gz has 34x34x20" in said and said.count("\n") == 1
+
+
+def test_contrasts_on_a_fourth_axis_and_series_of_a_study_become_channels(tmp_path, capsys):
+    """From init to what is predicted; the second contrast alone shows the ball."""
+    forms = {
+        "axis": (["--kind", "volume-segmentation"], OPTIONS[:6], "p00.nii.gz"),
+        "series": (["--kind", "volume-classification"], OPTIONS[:4], "healthy/p00/first/0000.dcm"),
+    }
+    for k, site in enumerate(SITES[:2]):
+        rng = np.random.default_rng(k)
+        for i in range(10):
+            image, mask, affine = ball(rng, (24, 24, 16), (3.0, 3.0, 4.0), ill=i % 2)
+            both = rng.normal(100, 40, image.shape), image
+            write(tmp_path / "axis" / site / f"p{i:02d}.nii.gz", np.stack(both, axis=-1).astype(np.float32), affine)
+            write(tmp_path / "axis" / site / f"p{i:02d}_seg.nii.gz", mask, affine)
+            home = tmp_path / "series" / site / ("healthy", "tumour")[i % 2] / f"p{i:02d}"
+            for j, (name, one) in enumerate(zip(("first", "second"), both)):
+                more = {"series": j, "patient": f"{site}{i}", "SeriesDescription": name, "modality": "MR"}
+                write_series(home / name, one, affine, hounsfield=False, **more)
+    for name, (kind, options, file) in forms.items():
+        code, said, err = call(capsys, "init", tmp_path / name, *kind, "--yes")
+        assert not code and "channels:   2" in said, err
+        found = run(
+            tmp_path / f"{name}-run", "fedavg", "--data", tmp_path / name, *options, "--rounds", "1", "--no-solo"
+        )
+        assert json.loads((found / "config.json").read_text())["options"]["channels"] == 2
+        code, _, said = call(capsys, "predict", found, tmp_path / name / SITES[0], "--out", tmp_path / f"{name}-p")
+        answers = rows(tmp_path / f"{name}-p")
+        assert not code and len(answers) == 10 and answers[0]["file"] == file, said
+    mask = nibabel.load(tmp_path / "axis-p" / rows(tmp_path / "axis-p")[0]["mask"])
+    assert mask.shape == (24, 24, 16) and np.allclose(mask.affine, affine)
 
 
 def test_evaluate_and_export(segmented, hospitals, tmp_path, capsys):

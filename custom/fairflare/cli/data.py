@@ -42,6 +42,7 @@ FEW = 3
 @options.listed("--leave-out", metavar="A,B", help="Columns that are no predictors.")
 @options.listed("--keep", metavar="A,B", help="Predictors that are known before the outcome all the same.")
 @options.listed("--missing", metavar="A,B", help="Cells that stand for a missing value: 999, or in a column sex=9.")
+@options.listed("--rename", metavar="A=B,C=D", help="Columns of some files, and their names in the others.")
 @click.option("--exposure", default="", metavar="COLUMN", help="Of a count: the column that it grows with.")
 @click.option("--since", default="", metavar="COLUMN", help="The column of dates that other dates are counted from.")
 @options.listed_text("--time", metavar="A,B", help="Columns of times or, with --since, dates of an event or the end.")

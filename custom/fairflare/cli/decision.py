@@ -34,10 +34,6 @@ def threshold_options(command: Callable[..., Any]) -> Callable[..., Any]:
     )(worthwhile(command))
 
 
-DECIDE = "decide"
-"""The word for no METHOD."""
-
-
 @click.command()
 @click.argument("methods", nargs=-1, metavar="[decide|METHOD...]")
 @choices_options
@@ -81,18 +77,20 @@ def join(
 
     With METHODs their models are compared with the own one, too. Every patient is tested by models that never saw this
     patient: for each fold the federation trains without it. Finished runs found in --out are reused.
+    `decide:vectors=FOLDER` compares the regressions on another encoder's features.
 
     With --env sim, poc or prod, --secure or --export, the decision is one FLARE job: rows stay at the sites, which send
     sums over their patients and their answer's numbers, or with --secure sums in secret alone.
     """
     from fairflare.decision.study import lines
     from fairflare.decision.sums import Plan
-    from fairflare.studies.join import Question, job_of, measure, measure_by_job
+    from fairflare.studies.join import DECIDE, Question, job_of, measure, measure_by_job
 
-    methods = () if methods == (DECIDE,) else methods
+    inputs = tuple(one for one in methods if one.startswith(f"{DECIDE}:"))
+    methods = tuple(one for one in methods if one not in (DECIDE, *inputs))
     plan = Plan(folds, repeats or (3 if methods else 10), threshold, worthwhile, own_model, shared_patients)
-    question = Question(task, methods, plan, seed, choices, event=event)
-    folder = out or Path("runs") / comparison_name(task, {**choices, "seed": seed, "by": methods}, "join")
+    question = Question(task, methods, plan, seed, choices, event=event, inputs=inputs)
+    folder = out or Path("runs") / comparison_name(task, {**choices, "seed": seed, "by": (*methods, *inputs)}, "join")
     if export:
         from fairflare.cli.jobs import export_job
 

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -202,8 +203,10 @@ def evaluate(
             raise UserError(f"--{given[0]}: is for data in this process, not for a job")
         if data is None and env == "sim":
             raise UserError("DATA: expected a folder with the lists of all sites with --env sim")
-        config = results.job_config(opened, sites or "", data, {key: asked[key] for key in ("group_by", "min_count")})
-        return _run_job(opened, config, job, env, deployment, out or run / f"{EVALUATION}{env}", force)
+        with TemporaryDirectory() as whole:
+            chosen = {key: asked[key] for key in ("group_by", "min_count")}
+            config = results.job_config(opened, sites or "", data, chosen, Path(whole))
+            return _run_job(opened, config, job, env, deployment, out or run / f"{EVALUATION}{env}", force)
     if data is None:
         raise UserError("DATA: expected a hospital's labelled data")
     if own and baseline:

@@ -12,7 +12,7 @@ from rich.markup import escape
 
 from fairflare.cli.console import say, show_table
 from fairflare.core.errors import RunFailed, UserError
-from fairflare.engine.files import BEST, MODEL, is_file, save_json, save_text
+from fairflare.engine.files import BEST, MODEL, is_file, save_json, save_tensors, save_text
 from fairflare.report import EVALUATION, EVALUATION_PAGE
 from fairflare.report.benefit import over_methods
 from fairflare.report.compare import drawn_words, table
@@ -172,13 +172,15 @@ def _sentences(site: Json, content: Json) -> list[str]:
     return said
 
 
-def job_config(opened: Opened, sites: str, data: Path | None, asked: Mapping[str, Any]) -> RunConfig:
+def job_config(opened: Opened, sites: str, data: Path | None, asked: Mapping[str, Any], scratch: Path) -> RunConfig:
     """The configuration of a job that evaluates the run's model at ``sites``, each on all that it has labelled.
 
     ``sites`` are names, separated by commas; empty: those of ``data``, a folder with the lists of all of them on this
-    machine (None: each has its own). ``asked``: group_by and min_count.
+    machine (None: each has its own). ``asked``: group_by and min_count. ``scratch``: a folder until the job's end,
+    for the whole network where a run has trained a part.
     """
     from fairflare.engine.setup.config import evaluation_of
+    from fairflare.engine.setup.tuning import whole
     from fairflare.engine.setup.weights import named
     from fairflare.inference.loaded_run import hospitals, refuse_trained
     from fairflare.tasks.kinds.own import OwnData, folder_of_lists
@@ -200,6 +202,9 @@ def job_config(opened: Opened, sites: str, data: Path | None, asked: Mapping[str
         raise UserError(f"--sites: {both[0]} took part in the run's training; expected sites that did not")
     files = [opened.folder / name for name in (MODEL, BEST) if is_file(opened.folder / name)]
     weights = next((sha256 for path in files if (sha256 := named(path)) == opened.model_sha256), "")
+    if weights and opened.config.tune != "all":
+        save_tensors(scratch / MODEL, whole(opened.network).state_dict())
+        weights = named(scratch / MODEL)
     if not weights:
         raise UserError(f"{opened.folder}: the run has no file of the model that is in use")
     return evaluation_of(opened.config, opened.task, names, datalists=lists, init_from=weights, **asked)
@@ -216,7 +221,7 @@ def of_job(opened: Opened, config: RunConfig, folder: Path) -> dict[str, Any]:
         refused = (last or {}).get("rejected", {})
         why = "; ".join(f"{site}: {one['detail'] or one['code']}" for site, one in refused.items())
         raise RunFailed(f"no site has evaluated the model{': ' + why if why else ''}")
-    if last["model_sha256"] != opened.model_sha256:
+    if last["model_sha256"] != config.init_from:
         raise RunFailed("another model was evaluated than the run's")
     about = {**described["about"], **about_evaluation(opened, config, ALL), "rejected": last["rejected"]}
     content = evaluation(about, last["sites"])

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 CACHE = "FAIRFLARE_CACHE"
 """Environment variable: the folder where it keeps the images that its tasks render, or "off"."""
-COMMANDS = frozenset(("contribution", "evidence", "forget", "paper", "prepare", "riders", "risk", "search"))
+COMMANDS = frozenset(("contribution", "evidence", "forget", "new", "paper", "prepare", "riders", "risk", "search"))
 _METHODS = (
     "afl apfl cffl cgsv fairfed fairfedavg fedadagrad fedamp fedci fedcostwavg feddg-ga feddyn fedfv "
     "fedga fedpid fedpidavg fedproc fedproto fedrdn fedyogi flexfair ifca maxfl multi-krum pfedme qfedavg "

@@ -164,7 +164,8 @@ def finite(values: Mapping[str, float]) -> dict[str, float]:
 
     Other numbers are without bound, but finite: the gate alone checks their range.
     """
-    high = {name: named(name).high for name in values}
+    known = metrics()
+    high = {name: (known.get(name) or named(name)).high for name in values}
     most = {name: one if one >= LARGEST_LOSS else sys.float_info.max for name, one in high.items()}
     return {name: value for name, value in values.items() if abs(value) <= most[name]}
 

@@ -420,7 +420,9 @@ def some(names: Sequence[str], most: int = 5) -> str:
     return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
-LIST_FLAGS = frozenset(("classes", "groups", "categories", "leave-out", "keep", "without", "missing", "event-value"))
+LIST_FLAGS = frozenset(
+    ("classes", "groups", "categories", "leave-out", "keep", "without", "missing", "event-value", "rename")
+)
 """Of ``fairflare data init``, which take several values as a line of CSV."""
 
 

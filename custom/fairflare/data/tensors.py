@@ -5,7 +5,7 @@ and which group an example belongs to: its class, the value of a sensitive attri
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import product
@@ -164,9 +164,23 @@ class TensorData:
 
     def training(self, batch_size: int, seed: int) -> Iterator[Batch]:
         """One shuffled epoch with train transforms; bit for bit a function of ``seed``, whatever the global state."""
+        batches, generator = self._order(batch_size, seed)
+        yield from self._picked(batches, generator)
+
+    def _order(self, batch_size: int, seed: int) -> tuple[list[Tensor], torch.Generator]:
         generator = torch.Generator().manual_seed(seed)
         order = torch.randperm(self.size("train"), generator=generator)
-        yield from self._picked(batches_of(order, batch_size, self.lone), generator)
+        return batches_of(order, batch_size, self.lone), generator
+
+    @property
+    def rows(self) -> Callable[[int, int], list[Tensor]] | None:
+        """(batch size, seed) -> row numbers of each batch of ``training``, so that ``picked`` reads a round at once.
+
+        None where training examples are changed at random or lie in files.
+        """
+        own = all(getattr(type(self), name) is getattr(TensorData, name) for name in ("training", "_picked", "_read"))
+        whole = own and not self.augment and self.splits["train"].in_memory
+        return (lambda batch_size, seed: self._order(batch_size, seed)[0]) if whole else None
 
     def picked(self, batches: Sequence[Tensor], seed: int) -> Iterator[Batch]:
         """The training examples of each batch of row numbers, with train transforms, which ``seed`` fixes."""

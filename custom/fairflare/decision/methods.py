@@ -35,6 +35,7 @@ def compared(
     design: Folds,
     score: str = BRIER,
     attributes: Mapping[str, Mapping[str, Sequence[str]]] | None = None,
+    kappa: float | None = None,
 ) -> Json:
     """Method -> average, and sites: hospital -> estimate, interval, probability of harm, verdict, groups of patients.
 
@@ -45,11 +46,14 @@ def compared(
         folds: hospital -> (R, N) in which each row is tested; for scores over pairs.
         score: ``BRIER``, ``C_INDEX`` or ``DICE``.
         attributes: hospital -> attribute -> (N,) values, "" where unknown; groups of enough patients are compared too.
+        kappa: of the own model's excess error, see ``loss_difference``; None: as the design says.
     """
+    less = design.kappa if kappa is None else kappa
     found: Json = {}
     for label, risks in candidates.items():
         estimates = {
-            name: _estimate(hospitals[name], own[name], risks[name], folds[name], design, score) for name in risks
+            name: _estimate(hospitals[name], own[name], risks[name], folds.get(name), design.factor, less, score)
+            for name in risks
         }
         pooled = score == BRIER and len(estimates) >= MIN_HOSPITALS
         known: dict[str, Distribution] = dict(posteriors(estimates, "J") if pooled else estimates)
@@ -58,7 +62,9 @@ def compared(
             least = margin(hospitals[name].prevalence) if score == BRIER else SMALL_DIFFERENCE
             sites[name] = {"n": one.n, **_row(one, known[name], least, LEVEL if pooled else STRICT_LEVEL)}
             if score == BRIER and attributes:
-                sites[name]["groups"] = _groups(hospitals[name], own[name], risks[name], attributes[name], design)
+                sites[name]["groups"] = _groups(
+                    hospitals[name], own[name], risks[name], attributes[name], design.factor, less
+                )
         about: Json = {"sites": sites}
         if pooled:
             variances = [one.variance / one.n for one in estimates.values()]
@@ -67,14 +73,16 @@ def compared(
     return found
 
 
-def _estimate(hospital: Hospital, own: Array, new: Array, folds: Any, design: Folds, score: str) -> Estimate:
+def _estimate(
+    hospital: Hospital, own: Array, new: Array, folds: Any, factor: float, kappa: float, score: str = BRIER
+) -> Estimate:
     if score == BRIER:
-        differences = loss_difference(hospital.y, own, new, design.kappa)
+        differences = loss_difference(hospital.y, own, new, kappa)
     elif score == C_INDEX:
         differences = _c_shares(hospital.y, new, folds) - _c_shares(hospital.y, own, folds)
     else:
         differences = new - own
-    return mean_over_patients(differences, hospital, design.factor)
+    return mean_over_patients(differences, hospital, factor)
 
 
 def _row(own: Estimate, of: Any, least: float, level: float) -> Json:
@@ -89,7 +97,9 @@ def _row(own: Estimate, of: Any, least: float, level: float) -> Json:
     return {**{key: float(number) for key, number in about.items()}, "p_harm": harm, "verdict": verdict}
 
 
-def _groups(hospital: Hospital, own: Array, new: Array, attributes: Mapping[str, Sequence[str]], design: Folds) -> Json:
+def _groups(
+    hospital: Hospital, own: Array, new: Array, attributes: Mapping[str, Sequence[str]], factor: float, kappa: float
+) -> Json:
     """Group, as "sex=female" -> n and estimate with its interval, from these patients alone.
 
     An attribute is told where each of its values, "" too, has patients enough: the benefit of a smaller group would
@@ -105,7 +115,7 @@ def _groups(hospital: Hospital, own: Array, new: Array, attributes: Mapping[str,
         if len(masks) < 2 or any(too_few(part) for part in parts.values()):
             continue
         for value, mask in masks.items():
-            one = _estimate(parts[value], own[:, mask], new[:, mask], None, design, BRIER)
+            one = _estimate(parts[value], own[:, mask], new[:, mask], None, factor, kappa)
             low, high = one.interval()
             found[f"{name}={value or 'unknown'}"] = {"n": one.n, "value": one.value, "low": low, "high": high}
     return found

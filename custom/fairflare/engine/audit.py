@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, overload
 
 from fairflare.core.errors import UserError, naming
-from fairflare.engine.files import is_there, private, reading, size_of
+from fairflare.engine.files import LASTING, is_there, private, reading, size_of
 from fairflare.privacy import log_files
 from fairflare.privacy.log_files import COLUMNS
 
@@ -197,7 +197,8 @@ def _write(path: Path, data: bytes, at: int) -> None:
         try:
             while data:
                 data = data[file.write(data) :]
-            os.fsync(file.fileno())
+            if LASTING.get():
+                os.fsync(file.fileno())
         except OSError as error:
             os.ftruncate(file.fileno(), at)  # a full disk leaves no half line before the entry that says so
             raise naming(error, path)  # noqa: B904  # the same error

@@ -15,6 +15,7 @@ import stat
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextvars import ContextVar
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
@@ -30,6 +31,8 @@ CHECKPOINT = f"checkpoint{SUFFIX}"
 MODEL = f"model{SUFFIX}"
 INITIAL = f"initial{SUFFIX}"
 """What the initial model was made of, where that was given; see ``engine.setup.weights``."""
+START = f"start{SUFFIX}"
+"""In a job, of a network with a frozen body: the initial values of what trains, all that the server has of it."""
 BEST = f"best{SUFFIX}"
 """The model that a run has chosen among those of its rounds."""
 BEST_MODELS = "best"
@@ -41,6 +44,9 @@ LOCAL_LOG = "fairflare_errors.txt"
 LOCAL_FINDINGS = "fairflare_preflight.txt"
 """Files of the site's own, in the job's folder there."""
 
+LASTING: ContextVar[bool] = ContextVar("LASTING", default=True)
+"""Whether a run can go on after a kill. A short one in a study is made again: it flushes nothing to disk, and a round
+leaves nothing that only a run that goes on reads."""
 MOST_JSON = 1 << 28
 """Bytes of a JSON file."""
 
@@ -314,7 +320,8 @@ def write_atomically(path: Path, write: Callable[[BinaryIO], Any]) -> None:
         with os.fdopen(descriptor, "wb") as file:
             write(file)
             file.flush()
-            os.fsync(file.fileno())
+            if LASTING.get():
+                os.fsync(file.fileno())
         os.replace(name, path)
     except BaseException as error:
         Path(name).unlink(missing_ok=True)

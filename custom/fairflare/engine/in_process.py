@@ -14,7 +14,6 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -57,11 +56,10 @@ class InProcess:
             yield self._sites[name].handle(instructions[name])
 
 
-Together = Callable[["Sequence[LocalWork]"], "list[Trained]"]
-LOCKSTEP: ContextVar[Callable[[str, Sequence[LocalWork], Together], list[Any]] | None] = ContextVar(
+LOCKSTEP: ContextVar[Callable[[Trainer, Sequence[LocalWork]], list[Trained]] | None] = ContextVar(
     "LOCKSTEP", default=None
 )
-"""Called with the trainer's description, the sites' works and what trains them, where other runs train with them."""
+"""Called with the trainer and the sites' works in place of ``train_together``, where other runs train with them."""
 
 
 @dataclass(frozen=True)
@@ -88,6 +86,10 @@ class Replay(Trainer):
         return self.of.step(work, optimizer, objective, batch)
 
 
+AT_ONCE = 4096
+"""Rows of a table that a perceptron's evaluation takes at once: of small batches each costs more than its rows."""
+
+
 class Stacked(InProcess):
     """Sites whose network and trainer ``vmap_training.unstackable`` has nothing against.
 
@@ -95,22 +97,23 @@ class Stacked(InProcess):
     """
 
     def __init__(self, sites: Mapping[str, Site]) -> None:
+        from fairflare.trainers import vmap_training  # in runs that ask for it alone
+
         super().__init__(sites)
+        self._together = vmap_training
         self._replays = {name: Replay(site.trainer) for name, site in self._sites.items()}
         for name, site in self._sites.items():
+            if vmap_training.are_products(site.network, site.family, site.training):
+                site.at_once = AT_ONCE
             site.trainer = self._replays[name]
 
     def exchange(self, instructions: Mapping[str, Instruction]) -> Iterator[Answer]:
         asked = sorted(name for name, instruction in instructions.items() if instruction.task == "train")
         if asked:
-            from fairflare.trainers.vmap_training import train_together  # in runs that ask for it alone
-
             works = [self._sites[name].planned(instructions[name]) for name in asked]
-            trainer = self._replays[asked[0]].of
-            train, lockstep = partial(train_together, trainer=trainer), LOCKSTEP.get()
-            for name, work, trained in zip(
-                asked, works, lockstep(repr(trainer), works, train) if lockstep else train(works)
-            ):
+            trainer, lockstep = self._replays[asked[0]].of, LOCKSTEP.get()
+            results = lockstep(trainer, works) if lockstep else self._together.train_together(works, trainer)
+            for name, work, trained in zip(asked, works, results):
                 self._replays[name].done.clear()
                 self._replays[name].done[work.seed] = trained, work
         yield from super().exchange(instructions)

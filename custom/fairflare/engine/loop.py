@@ -261,6 +261,8 @@ class Federation:
 
         In this order a model without the log's last line is never what a kill leaves.
         """
+        if standing.round and not files.LASTING.get():
+            save_checkpoint(self.folder / files.CHECKPOINT, standing)
         scores = {} if status == history.COMPLETED else self._last_scores(standing)
         self._log("finish", status=status, reason=reason, model_sha256=self._sha256, test_sets=scores)
         save_tensors(self.folder / files.MODEL, standing.model)
@@ -310,7 +312,8 @@ class Federation:
                 self.folder / files.CHECKPOINT, self.folder / files.JOINED / f"{standing.round}{files.SUFFIX}"
             )
         self._known = set(after.declared)
-        save_checkpoint(self.folder / files.CHECKPOINT, after)
+        if files.LASTING.get():
+            save_checkpoint(self.folder / files.CHECKPOINT, after)
         self._best.settle()
         self._sha256, self._owed = left["model_sha256"], owed
         self._counted |= dict.fromkeys(line["accepted"], round.number)

@@ -214,7 +214,12 @@ class SiteMemory:
             self._save()
 
     def _save(self) -> None:
-        if self._path is not None:
+        if files.LASTING.get():
+            self.save()
+
+    def save(self) -> None:
+        """Write what is kept to the memory's file, where there is one."""
+        if self._path is not None and (any(self._rounds.values()) or self._path.is_file()):
             files.save_tensors(self._path, self._rounds)
 
 

@@ -78,6 +78,7 @@ class Site:
         budget: whom the run's privacy budget protects; then what leaves is what ``privacy.disclosure`` lists.
         records: makes the noised numbers of a budget of records; None in any other run.
         exchange: of the entries of an update that train.
+        at_once: examples of a pass that evaluates, where they are more than a training batch; it rounds otherwise.
     """
 
     name: str
@@ -108,6 +109,7 @@ class Site:
     budget: Budget = ""
     records: RecordBudget | None = None
     exchange: torch.dtype = torch.float32
+    at_once: int = 0
 
     def __post_init__(self) -> None:
         always = {"train": TrainAtSite(), "compare": CompareAtSite(), "evaluate": EvaluateAtSite()}
@@ -283,5 +285,6 @@ class Site:
         return known(split)
 
     def predict(self, split: SplitName, condense: Condense | None = None) -> Predictions:
-        batches, way = self.examples.fixed(split, self.training.batch_size), condense or self.scoring.condense
+        size = max(self.training.batch_size, self.at_once)
+        batches, way = self.examples.fixed(split, size), condense or self.scoring.condense
         return predict(self.network, batches, self.execution.device, way, self.stop_if_aborted)

@@ -33,7 +33,7 @@ from fairflare.core.processes import end_with_command
 from fairflare.core.schema import Answer, Instruction, answer_fields, instruction_fields
 from fairflare.core.tensor_files import Stored, file_types
 from fairflare.core.validation import expected
-from fairflare.engine.files import AUDIT
+from fairflare.engine.files import AUDIT, START
 from fairflare.engine.loop import Observer
 from fairflare.engine.setup.assembly import build_federation, site_names
 from fairflare.engine.setup.config import RunConfig
@@ -180,7 +180,8 @@ class FairController(ModelController):
             find(config.init_from, place)
         if config.evaluation:  # of a federation whose other sites have trained the model
             self._asked = frozenset(site_names(config))
-        parts = build_parts(config)
+        start = app_config / START
+        parts = build_parts(config, start=start if start.is_file() else None)
         for line in parts.origin.lines() if parts.origin else ():
             self.info(line)
         countersign: Callable[[], object] = dict  # nothing, unless the run comes to its end

@@ -24,11 +24,11 @@ from nvflare.recipe.spec import Recipe
 from fairflare.core import plugins, user_code
 from fairflare.core.errors import UserError
 from fairflare.engine.exchanges.base import find
-from fairflare.engine.files import INITIAL
+from fairflare.engine.files import INITIAL, START, save_tensors
 from fairflare.engine.setup.assembly import site_names
 from fairflare.engine.setup.config import RunConfig
 from fairflare.engine.setup.config_checks import refuse_pooling
-from fairflare.engine.setup.parts import without_folders, without_weights
+from fairflare.engine.setup.parts import build_parts, is_scored, without_folders, without_weights
 from fairflare.engine.setup.weights import keep
 from fairflare.flare.compat import (
     ask_for_no_model,
@@ -170,10 +170,14 @@ class FairRecipe(Recipe):
             return
         self._staging = tempfile.TemporaryDirectory(prefix="fairflare_")
         folder = Path(self._staging.name)
-        if self.config.init_from:  # weights are no code: they go with the server's configuration
+        if self.config.init_from:  # weights are no code: they go with an app's configuration
             keep(self.config.init_from, folder)
-            self._made.add_file_to_server(str(folder / INITIAL), app_folder_type="config")
-            if self.config.tune != "all" and self.config.body == "job":
+            start, frozen = INITIAL, self.config.tune != "all"
+            if frozen and not is_scored(parts := build_parts(self.config)):
+                start = START
+                save_tensors(folder / start, parts.model)
+            self._made.add_file_to_server(str(folder / start), app_folder_type="config")
+            if frozen and self.config.body == "job":
                 self._made.add_file_to_clients(str(folder / INITIAL), app_folder_type="config")
         for path in [] if self.preinstalled else user_code.code_files():
             name = path.name if path.is_dir() else None

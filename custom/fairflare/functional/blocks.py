@@ -125,16 +125,20 @@ def gram(replies: Sequence[Reply]) -> np.ndarray:
 
 def side_by_side(replies: Sequence[Reply], size: int) -> Iterator[np.ndarray]:
     """(K, at most ``size``) blocks of the updates' trainable entries; each is there until the next one."""
-    room = np.empty((len(replies), size), dtype=np.float32)
-    for key in sorted(replies[0].trainable & set(replies[0].update)):
-        for _, updates in blocks_of(replies, key, size):
-            yield _stacked(updates, room)
+    updates, room = [r.update for r in replies], np.empty((len(replies), size), dtype=np.float32)
+    in_memory = not any(isinstance(update, Entries) for update in updates)
+    for key in sorted(replies[0].trainable & set(updates[0])):
+        if in_memory and updates[0][key].numel() <= size:  # one call: one for each site costs more than its numbers
+            yield _array(torch.stack([update[key] for update in updates]).view(len(updates), -1))
+            continue
+        for _, rows in blocks_of(replies, key, size):
+            yield _stacked(rows, room)
 
 
 def _stacked(updates: Sequence[np.ndarray], room: np.ndarray) -> np.ndarray:
     """(K, B): the sites' blocks, in ``room`` where they are of its type."""
-    for row, update in enumerate(updates):
-        if update.dtype != room.dtype:
-            return np.stack(updates)
-        room[row, : len(update)] = update
-    return room[:, : len(update)]
+    rows = list(updates)
+    if any(row.dtype != room.dtype for row in rows):
+        return np.stack(rows)
+    flat = room.reshape(-1)[: len(rows) * len(rows[0])]
+    return np.concatenate(rows, out=flat).reshape(len(rows), -1)

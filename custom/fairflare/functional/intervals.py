@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -117,12 +118,17 @@ def of_recalls(right: Sequence[float], n: Sequence[float], level: float) -> tupl
         right: of each class the cases that are right.
         n: of each class its cases, more than 0.
     """
+    return _of_recalls(tuple(sorted(zip(right, n, strict=True))), level)
+
+
+@lru_cache(maxsize=4096)  # the runs of a comparison are many, and of the same small test splits
+def _of_recalls(of_each: tuple[tuple[float, float], ...], level: float) -> tuple[float, float]:
     rng, tail = np.random.default_rng(SEED), (1 - level) / 2
     lower, upper = np.zeros(DRAWS_OF_RECALLS), np.zeros(DRAWS_OF_RECALLS)
-    for hits, cases in sorted(zip(right, n, strict=True)):
+    for hits, cases in of_each:
         lower += rng.beta(hits, cases - hits + 1, DRAWS_OF_RECALLS) if hits else 0.0
         upper += rng.beta(hits + 1, cases - hits, DRAWS_OF_RECALLS) if hits < cases else 1.0
-    return float(np.quantile(lower, tail)) / len(n), float(np.quantile(upper, 1 - tail)) / len(n)
+    return float(np.quantile(lower, tail)) / len(of_each), float(np.quantile(upper, 1 - tail)) / len(of_each)
 
 
 def of_auc(

@@ -63,5 +63,6 @@ def against_sum(replies: Sequence[Reply], weights: np.ndarray) -> np.ndarray:
     with np.errstate(over="ignore", invalid="ignore"):
         for block in side_by_side(replies, COMPARED // 2):
             summed = weights.astype(block.dtype) @ block
-            total += np.einsum("kb,kb->k", block, block), block @ summed, np.full(len(replies), summed @ summed)
+            own = np.matmul(block[:, None], block[:, :, None]).ravel()
+            total += own, block @ summed, np.full(len(replies), summed @ summed)
     return total

@@ -47,6 +47,7 @@ OLDEST = 120
 HALF, MOST_BANDS = 0.5, 10
 TIMES = 8
 """Times that one site's median may be another's: months are 12 years, mg/dl 10 mg/l."""
+MONTH = re.compile(r"(19|20)\d\d(0[1-9]|1[0-2])")
 WITH_UNIT = re.compile(r"[<>≤≥~+−-]?\s*\d+(?:[.,'\s]\d+)*(?:\s*/\s*\d+(?:[.,]\d+)?)?\s*(?:%|[a-zA-Zµ°/²³]+)?")
 """A number with a sign, marks of thousands, a fraction or a unit."""
 LIST_OF_CODES = re.compile(r"[A-Za-z]\d[\w.]*(?:([,;|]) *[A-Za-z]\d[\w.]*)+")
@@ -152,7 +153,8 @@ def _add(
     values = cells.texts[~cells.empty]
     if len(values) < 2:
         return leave("which hold one value or none")
-    of_sites = {site: np.unique(cells.codes[rows]) for site, rows in sites.items()}
+    few = len(values) <= len(sites)  # else some site has two
+    of_sites = {site: np.unique(cells.codes[rows]) for site, rows in sites.items() if few or column.plain in INDEX}
     filled = [codes for own in of_sites.values() if len(codes := own[~cells.empty[own]])]
     if len(filled) > 1 and all(len(codes) == 1 for codes in filled) and name not in chosen.keep:
         return leave("which have one value at each site and so tell the site (--keep COLUMN takes one)")
@@ -163,6 +165,8 @@ def _add(
     as_numbers = name not in chosen.categories and cells.share(numeric) >= MOSTLY
     if as_numbers and column.plain in INDEX and all(len(of_sites[site]) == len(rows) for site, rows in sites.items()):
         return leave("which number the rows")
+    if as_numbers and column.is_whole and name not in chosen.keep and all(map(MONTH.fullmatch, values)):
+        return leave("which are months, as 202301 (--keep COLUMN takes one as a number)")
     code = is_code(column) if as_numbers and name not in chosen.keep else ""
     if as_numbers and (code or _are_codes(name, cells.texts[cells.numbers == np.round(cells.numbers)], chosen)):
         as_numbers, chosen = False, replace(chosen, categories=(*chosen.categories, name))
@@ -173,8 +177,7 @@ def _add(
         if _are_signed(name, cells, odd, chosen):
             return leave("which hold numbers with signs or units")
         if odd.any():
-            text = f"{cells.rows(odd)} cells are no numbers, such as {shown(cells.texts[odd][0])}, and count as missing"
-            found.notes.append(f"{name}: {text}")
+            found.notes.append(f"{name}: {no_numbers(cells, odd)}")
         cells = cells.where(numeric | cells.empty)
         found.notes.extend(checked_numbers(name, cells.numbers[cells.codes], sites, chosen))
     elif cells.share(cells.that(naming.is_date)) >= MOSTLY:
@@ -227,6 +230,11 @@ def _add(
     found.features.append(name)
     if spec != {"kind": "number"}:
         found.specs[name] = spec
+
+
+def no_numbers(cells: Cells, odd: np.ndarray) -> str:
+    """What is said of the ``odd`` texts in a column of numbers, bool (K,)."""
+    return f"{cells.rows(odd)} cells are no numbers, such as {shown(cells.texts[odd][0])}, and count as missing"
 
 
 def _separator(values: Sequence[str]) -> str:
@@ -318,20 +326,25 @@ def unit_notes(name: str, numbers: np.ndarray, sites: Sites) -> list[str]:
     return [f"{name}: {text}: are the units the same?"]
 
 
-LEAST_PART, APART, WIDER = 0.05, 2.0, 3.0
-"""Of numbers in two units: the smaller part's share; ratio of medians; the gap between them by the next largest."""
+LEAST_PART, APART, WIDER, HEAPS = 0.05, 2.0, 3.0, 5.0
+"""Of numbers in two units: the smaller part's share; ratio of medians; the gap between them by the next largest; the
+distance of the heaps by the spread within (D of K. Ashman et al., Astronomical Journal 108, 1994; 2 there says two
+heaps; more here, as the largest gap is sought)."""
 
 
 def _two_units(part: np.ndarray, site: str) -> str:
     """What to say where a site's sorted numbers lie in two heaps, as in two units; "" elsewhere."""
     part = part[part > 0]
-    if len(part) < 2 * LEAST_ROWS or len(np.unique(part)) <= MOST_BANDS:
+    if len(part) < 2 * LEAST_ROWS or (np.diff(part) > 0).sum() < MOST_BANDS:
         return ""
     gaps, edge = np.diff(np.log(part)), max(LEAST_ROWS // 2, int(LEAST_PART * len(part)))
     inner = gaps[edge - 1 : len(gaps) - edge + 1]
     k = edge - 1 + int(inner.argmax())
+    if gaps[k] < WIDER * np.partition(inner, -2)[-2]:
+        return ""
     low, high = np.median(part[: k + 1]), np.median(part[k + 1 :])
-    if high < APART * low or gaps[k] < WIDER * np.sort(inner)[-2]:
+    within = np.sqrt(np.mean([np.log(one).var() for one in (part[: k + 1], part[k + 1 :])]))
+    if high < APART * low or np.log(high / low) < HEAPS * within:
         return ""
     n = len(part) - k - 1
     return f"about {low:.4g} in {k + 1} rows of {site} and {high:.4g} in {n}, none between: two units?"

@@ -37,7 +37,7 @@ from fairflare.import_data.folders import (
     with_masks,
 )
 from fairflare.import_data.labels import groups_of, with_agreed_labels
-from fairflare.import_data.levels import as_volumes, check_volume, flat, pixels, structures, with_slices
+from fairflare.import_data.levels import as_volumes, check_volume, contrasts_of, flat, pixels, structures, with_slices
 from fairflare.import_data.proposal import (
     SPLITS,
     Choices,
@@ -210,10 +210,11 @@ def look(root: Path, chosen: Choices, tell: Tell = nothing) -> Proposal:
         found = with_agreed_labels(found, chosen)
     of_volumes = bool(chosen.kind) and FORMS[chosen.kind].volumes
     found = as_volumes(files, found, chosen.kind) if of_volumes else with_slices(files, found, chosen)
-    if several := [one for one in found.examples if one.contrasts]:
-        n = len(several[0].contrasts) + 1
-        if odd := next((one.image for one in found.examples if len(one.contrasts) + 1 != n), ""):
-            raise UserError(f"init: {odd}: expected {n} contrasts as of {several[0].image}: leave one of them out")
+    held = [contrasts_of(files.root, one) for one in found.examples]
+    if (n := max(held)) > 1:
+        if n != min(held):
+            odd, other = (found.examples[held.index(one(held))].image for one in (min, max))
+            raise UserError(f"init: {odd}: expected {n} contrasts as of {other}: leave one of them out")
         found = replace(found, options={**found.options, "channels": str(n)})
     notes = found.notes + _linked(root)
     if files.others:

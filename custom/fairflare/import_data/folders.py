@@ -350,6 +350,9 @@ def _patients_in(stems: Sequence[str], chosen: Choices) -> list[str]:
         UserError: two parts may be, and nobody can be asked.
     """
     parts = [[part for part in PARTS.split(name) if part] for name in stems]
+    if mostly([len(own) > 1 and own[-1].lower() in WORDS["side"] for own in parts]):  # both eyes of one
+        names = ["_".join(own[:-1] if own[-1].lower() in WORDS["side"] else own) for own in parts]
+        return names if len({*names}) < len(names) else [""] * len(stems)
     fits: dict[int, list[str]] = {}
     for place in range(max((len(own) for own in parts), default=0)):
         found = [own[place] if len(own) > max(place, 1) and _may_be_patient(own, place) else "" for own in parts]

@@ -11,7 +11,7 @@ import contextlib
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from statistics import median
 
 import numpy as np
@@ -19,9 +19,10 @@ import pandas as pd
 
 from fairflare.core.errors import DataError, UserError
 from fairflare.core.validation import flag, in_order, some, unlisted
-from fairflare.data.readers.datalist import Contrasts, Frame
-from fairflare.data.readers.dicom import series_of
-from fairflare.data.readers.geometry import FLAT, form_of, frames, geometry_of
+from fairflare.data.readers import nifti
+from fairflare.data.readers.datalist import MOST_CONTRASTS, Contrasts, Frame
+from fairflare.data.readers.dicom import told
+from fairflare.data.readers.geometry import FLAT, NIFTI, form_of, frames, geometry_of, series_in, volumes_in
 from fairflare.import_data import labels as naming
 from fairflare.import_data.proposal import MOST_CLASSES, Choices, Example, Files, Found, Reading
 from fairflare.tasks.forms import FORMS, IMAGES, MASKED_IMAGES, MASKED_VOLUMES, VOLUMES
@@ -305,6 +306,10 @@ def with_slices(files: Files, found: Found, chosen: Choices) -> Found:
     Raises:
         UserError: there are such files and the user has not said how many slices to take; or a header cannot be read.
     """
+    whole = (MASKED_VOLUMES if found.form.masks else VOLUMES).name
+    if odd := next((one.image for one in found.examples if contrasts_of(files.root, one) > len(one.contrasts) + 1), ""):
+        text = "several volumes in one file: expected 2D images, or contrasts, which become channels"
+        raise UserError(f"init: {odd}: {text} (--kind {whole})")
     found = replace(found, notes=(*found.notes, *_axes(files, found)))
     held = [
         1
@@ -317,7 +322,6 @@ def with_slices(files: Files, found: Found, chosen: Choices) -> Found:
         return found
     if not (step := chosen.slices):
         text = f"{len(volumes)} files hold up to {max(held)} slices, e.g. {volumes[0]}: expected 2D images"
-        whole = (MASKED_VOLUMES if found.form.masks else VOLUMES).name
         how = f"--slices 1 takes every slice as an image, --slices 4 every fourth, --kind {whole} whole volumes"
         raise UserError(f"init: {text}; {how}")
     several: list[Example] = []
@@ -347,24 +351,43 @@ def as_volumes(files: Files, found: Found, kind: str) -> Found:
     Raises:
         UserError: an example is a picture, or a slice of DICOM with a mask.
     """
-    several: dict[tuple[str, ...], Example] = {}
+    paths: dict[str, Path] = {}
     for one in found.examples:
         form = form_of(Path(one.image))
         if form == "picture" or (form == "dicom" and (found.form.masks or one.contrasts)):
             raise UserError(f"init: {one.image}: expected NIfTI, or DICOM series with classes, for --kind {kind}")
-        key: tuple[str, ...] = (one.image,)
-        if form == "dicom":
-            key = (str(PurePosixPath(one.image).parent), series_of(files.root / one.image) or one.image)
-        several.setdefault(key, one)
-    slices = len(found.examples) - len(several)
-    note = (f"{len(several)} volumes of {slices + len(several)} files",) if slices else ()
-    return replace(found, kind=kind, examples=list(several.values()), notes=(*found.notes, *note))
+        paths[one.image] = files.root / one.image
+    volumes = volumes_in(paths)
+    groups, lacking = series_in({name: path for name, path in volumes.items() if name in files.dicom})
+    first = {one.image: one for one in reversed(found.examples)}
+    kept = [one for one in volumes if one in groups or not (groups and one in files.dicom)]
+    several = [replace(first[one], contrasts=groups.get(one, ["", *first[one].contrasts])[1:]) for one in kept]
+    notes = [f"{len(volumes)} volumes of {len(found.examples)} files"] * (len(volumes) < len(found.examples))
+    if groups:
+        series = some([str(told(files.root / one, "SeriesDescription")) for one in next(iter(groups.values()))], 8)
+        notes.append(f"{len(groups)} studies have the series {series}, which become channels")
+    if lacking:
+        notes.append(f"{len(lacking)} series lie in no such study and are left out, e.g. {lacking[0]}")
+    return replace(found, kind=kind, examples=several, notes=(*found.notes, *notes))
+
+
+def contrasts_of(root: Path, one: Example) -> int:
+    """How many an example has: files, or places on the fourth axis of a NIfTI file, by its header."""
+    if one.contrasts or not one.image.lower().endswith(NIFTI):
+        return len(one.contrasts) + 1
+    with _refused(one.image):
+        *edges, contrasts = nifti.axes(nifti.checked(root / one.image))
+    contrasts = contrasts if len(edges) == 3 and edges[2] > 1 else 1
+    if contrasts > MOST_CONTRASTS:
+        text = f"{contrasts} volumes in one file, as of a time series; expected {MOST_CONTRASTS} contrasts at most"
+        raise UserError(f"init: {one.image}: {text}: write one of them, or their mean, to a file of its own")
+    return contrasts
 
 
 def check_volume(root: Path, one: Example) -> None:
     """Read a volume with its contrasts; UserError where it is none."""
-    from fairflare.data.readers.volumes import contrasts_of
+    from fairflare.data.readers import volumes
 
     paths = [root / path for path in (one.image, *one.contrasts)]
     with _refused(one.image):
-        contrasts_of(Contrasts(tuple(paths)) if one.contrasts else paths[0])
+        volumes.contrasts_of(Contrasts(tuple(paths)) if one.contrasts else paths[0])

@@ -16,6 +16,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from fairflare.core.errors import UserError
 from fairflare.core.validation import CONTROL, in_order, natural, shown, some
 from fairflare.data.readers.datalist import INSIDE
@@ -160,6 +162,7 @@ class Choices:
         keep: features that are taken though they may be known only after the outcome.
         leave_out: columns that are no features.
         missing: cells that stand for a missing value, as 999 in any column or sex=9 in one.
+        rename: names of columns in some files and what they are called in the others, as Alter=age.
         exposure: the column that a count grows with.
         since: the column of dates from which other dates count; empty: dates are left out.
         time: the column of times to an event, or to the end of the observation.
@@ -187,6 +190,7 @@ class Choices:
     keep: tuple[str, ...] = ()
     leave_out: tuple[str, ...] = ()
     missing: tuple[str, ...] = ()
+    rename: tuple[str, ...] = ()
     exposure: str = ""
     since: str = ""
     time: str = ""
@@ -277,7 +281,8 @@ def check_texts(found: Found) -> None:
     texts = names | {text for one in found.examples for text in (*one.about, *one.about.values())}
     if found.examples:  # a table's rows are of the same columns
         cells = found.examples[0].cells.columns.values()
-        odd = [column.texts for column in cells if CONTROL.search("\n".join(column.texts))]
+        words = (column.texts[~(np.isfinite(column.numbers) | column.empty)] for column in cells)
+        odd = [texts for texts in words if CONTROL.search("\n".join(texts))]
         texts |= {text for column in odd for text in column}
     if name := next((text for text in sorted(names) if re.search(r"[\n\r\t]", text)), ""):
         raise UserError(f"init: expected names without line ends and tabs, got {shown(name)}")

@@ -38,6 +38,8 @@ TEXT_WORDS = 4
 TEXT_VALUES = 4
 MANY = 300
 """Columns above which an id has to be named so: what each determines would take too long."""
+FEW_CODES, SPARSE = 3, 3
+"""Different numbers of a code, and how many there might be by the largest for each that there is."""
 CODED = re.compile(r"[A-Za-z]\d[\w.]*")
 """A code such as V27 or E885."""
 
@@ -70,7 +72,7 @@ class Column:
 
     @cached_property
     def different(self) -> int:
-        return len(self.values)
+        return int((~self.cells.empty).sum())
 
     @cached_property
     def words_of_cells(self) -> list[str]:
@@ -93,7 +95,7 @@ class Column:
 
     @cached_property
     def is_whole(self) -> bool:
-        return self.is_number and bool((self.numbers % 1 == 0).all())
+        return self.is_number and bool((self.numbers == np.round(self.numbers)).all())
 
     @cached_property
     def is_date(self) -> bool:
@@ -142,8 +144,12 @@ def as_site(column: Column) -> Evidence:
     words = column.words[:-1] if column.words[1:] and column.words[-1] in NUMBERED else column.words
     if column.plain in naming.WORDS["column_site"] or (len(words) == 1 and words[0] in naming.WORDS["column_site"]):
         points, why = 3, ["its name says so"]
-    elif column.plain.endswith(naming.WORDS["column_ends_site"]) or {*words} & {*naming.WORDS["column_site"]}:
+    elif column.plain.endswith(naming.WORDS["column_ends_site"]):
         points, why = 2, ["its name ends so"]
+    elif inside := [word for word in words if word in naming.WORDS["column_site"]]:
+        points, why = 2, [f"{inside[0]} in its name says so"]
+        if column.is_number and words[-1] != inside[-1]:  # visits to a clinic, days in a hospital
+            points, why = 0, [*why, "its numbers are of something there"]
     if against := [word for word in words if word in naming.WORDS["not_site"]]:
         points, why = points - 4, [*why, f"{against[0]} in its name says something else"]
     texts = column.words_of_cells if len(column.words_of_cells) <= MOST_SITES else []
@@ -312,7 +318,7 @@ class People:
 
 def is_code(column: Column) -> str:
     """Why numbers are codes, which have no order: "" where they are not."""
-    if not column.values:
+    if not column.different:
         return ""
     lettered = [value for value in column.words_of_cells if CODED.fullmatch(value)]
     if lettered and len(column.numbers) and len(lettered) + len(column.numbers) >= ALIKE * column.different:
@@ -321,6 +327,9 @@ def is_code(column: Column) -> str:
         return f"{named[0]} in its name says codes"
     if column.is_whole and (column.words[-1:] == ["id"] or re.search(r"[a-z](Id|ID)$", column.name)):
         return "its name says an id"
+    numbered = column.is_whole and column.words[1:] and column.words[-1] in NUMBERED
+    if numbered and column.numbers.min() > 0 and column.numbers.max() > SPARSE * column.different >= SPARSE * FEW_CODES:
+        return f"{column.words[-1]} in its name says numbers of something"
     return ""
 
 

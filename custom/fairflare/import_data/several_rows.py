@@ -12,7 +12,7 @@ import pandas as pd
 import yaml
 
 from fairflare.core.errors import UserError
-from fairflare.core.validation import flag, some
+from fairflare.core.validation import flag, in_order, some
 from fairflare.data.readers.tables import read_columns
 from fairflare.import_data.labels import AGE, WORDS, bare
 from fairflare.import_data.proposal import Choices, Found
@@ -23,6 +23,7 @@ TIMES = ("hour", "hours", "time", "iculos", "minute", "minutes", "day", "days", 
 """Names of columns, bare, that count the rows of one patient's table."""
 LEAST_FILES, MOST_CODES, MOSTLY = 10, 10, 0.9
 OF_REDCAP, PER_PATIENT, VISITS = "REDCap's longitudinal export", "a table of each patient", "several rows of a patient"
+LONG = "a table with a row for each measurement"
 NAME = "@name"
 """Of all tables' rows, as one: the column with the name of each row's file, without its ending."""
 FILE, HOME = "@file", "@folder"
@@ -60,11 +61,22 @@ def form_of(table: pd.DataFrame, stems: pd.Series, patient: str) -> str:
     """
     if {EVENT, INSTRUMENT} & {*table.columns} and table.iloc[:, 0].duplicated().any():
         return OF_REDCAP
+    if _measured(table):
+        return LONG
     if patient and table[patient].duplicated().any():
         return VISITS
     files = stems.nunique()
     many = files >= LEAST_FILES and stems.str.contains(r"\d$").all() and len(table) >= 3 * files
     return PER_PATIENT if many and not patient and _counting(table, stems) else ""
+
+
+def _measured(table: pd.DataFrame) -> tuple[str, str] | None:
+    """The columns that say what was measured, often the same, and its value; None where there are none."""
+    key, value = (
+        next((name for name in table if bare(name) in WORDS[f"column_{one}"]), "") for one in ("key", "value")
+    )
+    few = bool(key and value) and 2 <= table[key].nunique() <= len(table) / MOST_CODES
+    return (key, value) if few else None
 
 
 def _counting(table: pd.DataFrame, stems: pd.Series) -> str:
@@ -82,6 +94,9 @@ def refuse_several(root: Path, table: pd.DataFrame, stems: pd.Series, chosen: Ch
     if (form := form_of(table, stems, "")) == OF_REDCAP:
         text = f"{OF_REDCAP} has {len(table)} rows of {table.iloc[:, 0].nunique()} {table.columns[0]}"
         raise UserError(f"init: {text}: one row of each is needed: {advice(root, chosen)}")
+    if form == LONG:
+        text = f"{LONG}, as {' and '.join(_measured(table) or ())} say"
+        raise UserError(f"init: {text}: one row of each patient is needed: {advice(root, chosen)}")
     if form:
         text = f"{stems.nunique()} files look like {form}, not of a site"
         raise UserError(f"init: {text}: one row of each is needed: {advice(root, chosen)}")
@@ -118,7 +133,7 @@ def proposed(root: Path, paths: Sequence[Path], table: pd.DataFrame | None, pati
         elif form == PER_PATIENT:
             content, notes = _per_patient(own, stems, pattern, label, HOME if len(folders) > 1 else "")
         else:
-            content, notes = _visits(own.assign(**places), pattern, label, patient, site)
+            content, notes = _visits(own.assign(**places), pattern, label, patient, site, _measured(own))
     head = "".join(f"# {line}\n" for line in ("Proposed by fairflare init: read it, and correct it.", *notes))
     return head + yaml.safe_dump(content, sort_keys=False, allow_unicode=True, width=110, default_flow_style=None)
 
@@ -228,17 +243,24 @@ def _per_patient(table: pd.DataFrame, stems: pd.Series, pattern: str, label: str
     return {**content, "columns": columns, "outcome": outcome}, notes
 
 
-def _visits(table: pd.DataFrame, pattern: str, label: str, patient: str, site: str) -> tuple[Known, list[str]]:
-    names = _filled(table, [patient, label, site])
+def _visits(
+    table: pd.DataFrame, pattern: str, label: str, patient: str, site: str, measured: tuple[str, str] | None
+) -> tuple[Known, list[str]]:
+    names = _filled(table, [patient, label, site, *(measured or ())])
     dates = [one.name for one in columns_of(table, names).values() if one.is_date]
     date = _date_of(table, dates)
-    columns = {**({"site": site} if site else {}), **{name: name for name in names if name not in dates}}
-    index: Known = {"table": pattern, **({"date": date} if date else {}), "take": "first", "columns": _named(columns)}
+    own = {**({"site": site} if site else {}), **{name: name for name in names if name not in dates}}
+    index: Known = {"table": pattern, **({"date": date} if date else {}), "take": "first", "columns": _named(own)}
     when = {"date": date, "window": [0, None]} if date else {}
     outcome = {"name": label, "table": pattern, **when, "column": label, "take": "last"}
     order = f"by {date}" if date else "in the file's order, as no date is known of all"
     notes = [f"Predictors are of a patient's first row ({order}), the outcome of the last one."]
     content = {"patient": patient, **({"site": "site"} if site else {}), **_within(table, patient, site, notes)}
+    if measured:
+        key, value = measured
+        first = {"table": pattern, "column": value, "take": "first"}
+        columns = [{"name": one, "where": {key: one}, **first} for one in in_order({*table[key]} - {""})]
+        return {**content, "index": index, "columns": columns, "outcome": outcome}, notes
     return {**content, "index": index, "outcome": outcome}, notes
 
 

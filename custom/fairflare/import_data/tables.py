@@ -11,11 +11,10 @@ import math
 import re
 import unicodedata
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
@@ -24,12 +23,22 @@ from fairflare.core.errors import DataError, UserError
 from fairflare.core.validation import flag, in_order, natural, shown, some
 from fairflare.data.readers import geometry
 from fairflare.data.readers.geometry import stem
-from fairflare.data.readers.table_features import EXCEL, iso_date
-from fairflare.data.readers.tables import SUFFIXES, read_table
+from fairflare.data.readers.table_features import EXCEL, gaps_of, iso_date
+from fairflare.data.readers.tables import SUFFIXES, read_columns, read_table
 from fairflare.import_data import columns as read
 from fairflare.import_data.cells import Cells, Row, rows_of_sites
-from fairflare.import_data.folders import NAME, images_in_folders, level_table, patients_of
-from fairflare.import_data.labels import WORDS, bare, groups_of, is_date, name_words, same_numbers, split_word
+from fairflare.import_data.folders import NAME, PATIENT_HEADERS, images_in_folders, level_table, patients_of
+from fairflare.import_data.labels import (
+    WORDS,
+    as_iso,
+    bare,
+    event_last,
+    groups_of,
+    is_date,
+    name_words,
+    same_numbers,
+    split_word,
+)
 from fairflare.import_data.levels import FOLDER, is_patient_level, roles
 from fairflare.import_data.proposal import (
     Choices,
@@ -58,6 +67,9 @@ from fairflare.import_data.times import checked_times, times_of
 from fairflare.import_data.workbooks import read_laid_out
 from fairflare.tasks.forms import FORMS
 
+if TYPE_CHECKING:  # it imports torch, which takes longer than reading a table
+    from fairflare.data.inputs import TableInputs
+
 KINDS = tuple(suffix for suffix in SUFFIXES if suffix != ".txt")
 """A text beside images is seldom a table; one that is given to ``init`` is read."""
 MOST_TEXTS, LARGEST_TEXT, FILLED = 100, 2**24, 0.9
@@ -68,6 +80,8 @@ NUMBER, COMMA = re.compile(r"[-+]?\d+(\.\d+)?"), re.compile(r"[-+]?\d+,\d+")
 UNIT = re.compile(
     r"([-+]?\d+(?:\.\d+)?) *(%|°[CF]|mmHg|[µumkcdn]?(?:g|l|L|m|mol|U|IU)(?:/\w+)?|years?|days?|Jahre|Tage|ans)"
 )
+PLAIN = "0123456789.+-eE\n"
+"""Characters of a column of numbers that have neither a comma nor a unit, with line ends between them."""
 SPACED = re.compile(r"[-+]?\d{1,3}(?:[\s']\d{3})+(?:[.,]\d+)?")
 EARLIEST = 3653
 """Days by Excel's count: 1910."""
@@ -107,15 +121,8 @@ def rows_of(root: Path, paths: Sequence[Path], chosen: Choices) -> pd.DataFrame:
     named = _named(base, paths)
     found: list[pd.DataFrame] = []
     notes: list[str] = []
-    gaps = {ZEROS.sub("", cell) for cell in chosen.missing}
-
-    def clean(name: str, column: Sequence[str]) -> Any:
-        cells = Cells.of(column)
-        texts = ["" if is_missing(text) else unicodedata.normalize("NFC", text) for text in cells.texts]
-        for k, one in enumerate(map(partial(ZEROS.sub, ""), texts) if gaps else ()):
-            texts[k] = "" if {one, f"{name}={one}"} & gaps else texts[k]
-        return np.array(texts, dtype=object)[cells.codes]
-
+    given = dict(_pair(text) for text in chosen.rename)
+    unseen = {*given}
     for path, (site, split) in zip(paths, named, strict=True):
         try:
             columns, said = read_laid_out(path, chosen)
@@ -124,33 +131,120 @@ def rows_of(root: Path, paths: Sequence[Path], chosen: Choices) -> pd.DataFrame:
         if not any(columns.values()):
             notes.append(f"{path.name} holds no rows and is left out")
             continue
+        unseen -= {*columns}
+        own = {name: given[name] for name in columns if given.get(name, name) not in columns}
+        columns = {own.get(name, name): cells for name, cells in columns.items()}
         if found:
-            columns = _named_as(columns, [name for name in found[0] if not name.startswith("@")], path.name, notes)
-            own, first = (
-                {*names} - {*chosen.leave_out, HOME, SITE, SPLIT, NAME_OF_FILE} for names in (columns, found[0])
+            names = [name for name in found[0] if not name.startswith("@")]
+            columns = _named_as(columns, names, path.name, notes)
+            lacks, more = (
+                [name for name in one if name not in (*other, *chosen.leave_out)]
+                for one, other in ((names, columns), (columns, names))
             )
-            if odd := sorted(own ^ first):
-                text = f"expected the columns of {paths[0].name}; differs in {some(odd, 3)}"
-                ways = f" ({flag('leave-out', *odd)} leaves them out)" if own < first or own > first else ""
+            if lacks or more:
+                odd = [f"{says} {some(one, 6)}" for says, one in (("lacks", lacks), ("has", more)) if one]
+                text = f"expected the columns of {paths[0].name}; {', '.join(odd)}"
+                ways = "" if lacks and more else f" ({flag('leave-out', *lacks, *more)} leaves them out)"
+                if len(lacks) == len(more) and all(map(_alike, map(found[0].get, lacks), map(columns.get, more))):
+                    pairs = [f"{own}={other}" for own, other in zip(more, lacks, strict=True)]
+                    ways = f"; by their places and cells these may be the same ({flag('rename', *pairs)})"
                 raise UserError(f"init: {path.name}: {text}{ways}; {join_advice(root, paths, chosen)}")
         home = path.parent.relative_to(base).as_posix()
-        table = pd.DataFrame({name: clean(name, columns.pop(name)) for name in list(columns)}, dtype=object)
         notes += said
-        if _holds_units(table):
-            cells = some([cell for cell in table.iloc[0] if cell][:4])
-            notes.append(f"{path.name}: the second line ({cells} ...) holds units or further names, and is no patient")
-            table = table.iloc[1:]
+        table = _cleaned(columns, path.name, chosen.missing, notes)
         found.append(table.assign(**{HOME: home, SITE: site, SPLIT: split, NAME_OF_FILE: path.stem}))
     if not found:
         raise UserError(f"init: {paths[0].name}: expected rows, got none")
-    whole = pd.concat(found, ignore_index=True).fillna("")
-    for name in (name for name in whole.columns if not name.startswith("@")):
-        texts = [text for text in whole[name].unique() if text]
-        if plain := _plainly(name, texts):
-            whole[name] = whole[name].map(lambda text, plain=plain: plain.get(text, text))
-            notes.append(f"{name}: {shown(next(iter(plain)))} is read as {next(iter(plain.values()))}")
+    for name in sorted(unseen):
+        check_column("rename", name, [name for name in found[0] if not name.startswith("@")])
+    whole = pd.concat(found, ignore_index=True).fillna("") if found[1:] else found[0].reset_index(drop=True)
+    _rewrite(whole, [name for name in whole.columns if not name.startswith("@")], notes)
     whole.attrs["notes"] = tuple(notes)
     return whole
+
+
+def _pair(text: str) -> tuple[str, str]:
+    own, sign, other = text.partition("=")
+    if not (own and sign and other):
+        raise UserError(f"--rename: expected THEIRS=OURS, got {shown(text)}")
+    return own, other
+
+
+def _alike(*columns: Any) -> bool:
+    """Whether columns hold numbers in common, or none."""
+    of = (Cells.of(column) for column in columns)
+    return len({cells.share(~np.isnan(cells.numbers)) >= read.MOSTLY for cells in of if not cells.empty.all()}) == 1
+
+
+def _cleaned(columns: dict[str, list[str]], file: str, missing: Sequence[str], notes: list[str]) -> pd.DataFrame:
+    """The rows of a table, "" where a cell says nothing or is ``missing``; takes the ``columns`` out one by one."""
+    gaps = {ZEROS.sub("", cell) for cell in missing}
+
+    def clean(name: str, column: Sequence[str]) -> Any:
+        if not gaps and _is_plain(name, column) and "." not in column:  # no cell needs a look
+            return np.array(column, dtype=object)
+        found = Cells.of(column)
+        for k in range(len(found.texts)) if gaps else np.flatnonzero(~np.isfinite(found.numbers)):
+            cell = unicodedata.normalize("NFC", found.texts[k])
+            one = ZEROS.sub("", cell)
+            found.texts[k] = "" if is_missing(cell) or {one, f"{name}={one}"} & gaps else cell
+        return found.texts[found.codes]
+
+    table = pd.DataFrame({name: clean(name, columns.pop(name)) for name in list(columns)}, dtype=object)
+    if _holds_units(table):
+        cells = some([cell for cell in table.iloc[0] if cell][:4])
+        notes.append(f"{file}: the second line ({cells} ...) holds units or further names, and is no patient")
+        table = table.iloc[1:]
+    return table
+
+
+def _is_plain(name: str, cells: Iterable[str]) -> bool:
+    """Whether cells are numbers as Python writes them, and the name is none of a date: nothing is to be rewritten."""
+    return not "\n".join(cells).strip(PLAIN) and not {*name_words(name)} & {*WORDS["column_date"]}
+
+
+def _rewrite(table: pd.DataFrame, names: Sequence[str], notes: list[str]) -> None:
+    """Numbers and dates of each column of ``names`` in one form, in place."""
+    for name in (name for name in names if not _is_plain(name, table[name])):
+        if plain := _plainly(name, [text for text in table[name].unique() if text]):
+            table[name] = table[name].map(lambda text, plain=plain: plain.get(text, text))
+            notes.append(f"{name}: {shown(next(iter(plain)))} is read as {next(iter(plain.values()))}")
+
+
+def read_again(
+    path: Path, inputs: TableInputs, outcome: Sequence[str] = (), classes: Sequence[str] = ()
+) -> tuple[pd.DataFrame, list[str]]:
+    """A hospital's table for a model: names, numbers, dates and gaps as ``init`` reads those of training.
+
+    Args:
+        inputs: of the model.
+        outcome: columns that say what happened; the first holds ``classes``, if there are some.
+
+    Returns:
+        The rows, and what is read otherwise than it is written, a line each.
+    """
+    notes: list[str] = []
+    wanted = list(dict.fromkeys((*outcome, *inputs.columns, *inputs.known)))
+    columns = _named_as(read_columns(path), wanted, path.name, notes)
+    table = _cleaned(columns, path.name, (), notes).reset_index(drop=True)
+    levels = {name: {*inputs.known.get(name, ()), ""} for name in wanted if name in table}
+    _rewrite(table, [name for name, own in levels.items() if not {*table[name]} <= own], notes)
+    for one in (one for one in inputs.numbers if {*one.columns} <= {*table.columns}):
+        for name in one.columns if one.since else ():
+            days = as_iso(table[name])
+            table[name] = table[name] if days is None else days
+        cells, gaps = Cells.of(table[one.column]), gaps_of(one.column, inputs.gaps)
+        odd = np.isnan(cells.numbers) & ~cells.empty & ~cells.that(gaps.__contains__)
+        count = not one.since and odd.any() and cells.share(~odd) >= read.MOSTLY
+        if count and not any(map(read.WITH_UNIT.fullmatch, cells.texts[odd])):
+            table[one.column] = cells.where(~odd).column
+            notes.append(f"{one.column}: {read.no_numbers(cells, odd)}")
+    for name in (name for name in outcome[:1] if name in table):
+        (own, clear), (usual, known) = event_last(in_order({*table[name]} - {""})), event_last(classes)
+        if clear and known and len(own) == len(usual) == 2 and not {*own} & {*usual}:
+            table[name] = table[name].map({"": "", **dict(zip(own, usual, strict=True))})
+            notes.append(f"{name}: {some(own, 2)} are read as {some(usual, 2)}")
+    return table, notes
 
 
 def _named_as(columns: dict[str, list[str]], names: Sequence[str], file: str, notes: list[str]) -> dict[str, list[str]]:
@@ -270,7 +364,9 @@ def _of_rows(files: Files, paths: Sequence[Path], table: pd.DataFrame, chosen: C
             Reading("its rows are the examples", "--kind tabular"),
             Reading("the images are the examples and the table is not read", "--kind classification or segmentation"),
         ]
-        if chosen.kind or chosen.ask(f"{paths[0].name} names none of the {len(files.images)} images", readings):
+        if chosen.kind or chosen.ask(
+            f"{paths[0].name} names none of the {len(files.images)} images, by file, folder or header", readings
+        ):
             return images_in_folders(files, chosen)
     return _rows(files, table, own, chosen)
 
@@ -328,17 +424,22 @@ def _column_of_files(table: pd.DataFrame, columns: Sequence[str], index: Mapping
         filled = table[name][table[name] != ""]
         hits = sum(bool(path) and geometry.is_mask(path) == masks for path in _places(table, name, index))
         if len(filled) and hits / len(filled) > HALF:
-            # Ages may be names of files, too: a column of files says so, or has none twice.
+            # Ages and classes may be names of files, too: a column of files says so, or has hardly any twice.
             rank = (bool(OF_FILES.search(bare(name))), filled.nunique() / len(filled), hits / len(filled))
-            if rank > most:
+            if rank > most and (rank[0] or rank[1] > HALF):
                 best, most = name, rank
     return best
 
 
+KEYED = Choices(groups=("AccessionNumber",))
+"""Headers that a table may name beside those that say the patient."""
+
+
 def _column_of_patients(files: Files, table: pd.DataFrame, columns: Sequence[str]) -> str:
-    """The column whose cells are names of folders of images or beginnings of their names: BIDS' participants.tsv."""
+    """The column whose cells are in headers, names of folders or beginnings of files' names: BIDS' participants.tsv."""
     known = {part for path in files.images for part in PurePosixPath(path).parts[:-1]}
-    known |= {name for name in level_table(files, files.images, Choices()).get(NAME, ()) if name}
+    levels = level_table(files, files.images, KEYED)
+    known |= {name for level in (NAME, *PATIENT_HEADERS, *KEYED.groups) for name in levels.get(level, ()) if name}
     for name in columns:
         cells = table[name][table[name] != ""]
         if len(cells) and cells.is_unique and cells.isin(known).mean() > HALF:
@@ -350,7 +451,8 @@ def _level_of(levels: pd.DataFrame, rows: Mapping[str, int], key: str) -> str:
     """The one level of folders or names that explains most images; a folder's name must stand for one folder alone."""
     hits = levels.drop(columns=["image", SPLIT]).isin(list(rows)).mean()
     level = str(hits.idxmax())
-    if near := [name for name in hits.index if name not in (level, NAME) and hits[name] > HALF * hits[level]]:
+    folders = [name for name in hits.index if name.startswith(FOLDER) and name != level]
+    if near := [name for name in folders if level.startswith(FOLDER) and hits[name] > HALF * hits[level]]:
         raise UserError(
             f"init: {key} names folders of {level} and of {near[0]}: expected one level; rename one of them"
         )
@@ -368,12 +470,12 @@ def _level_of(levels: pd.DataFrame, rows: Mapping[str, int], key: str) -> str:
 def _patients(files: Files, table: pd.DataFrame, columns: Sequence[str], key: str, chosen: Choices) -> Found:
     rows = {cell: k for k, cell in enumerate(table[key])}
     images = [path for path in files.images if not geometry.is_mask(path)]
-    levels = level_table(files, images, Choices())
+    levels = level_table(files, images, KEYED)
     level = _level_of(levels, rows, key)
     kept = {path: rows[name] for path, name in zip(images, levels[level], strict=True) if name in rows}
     image = "@image"
     joined = table.iloc[list(kept.values())].reset_index(drop=True).assign(**{HOME: ".", image: list(kept)})
-    patient = chosen.patient or key
+    patient = chosen.patient or (key if level not in (PATIENT_HEADERS[1], *KEYED.groups) else "")  # a study's number
     return _images(files, joined, columns, image, {path: path for path in images}, replace(chosen, patient=patient))
 
 

@@ -170,8 +170,9 @@ def _remedy(path: Path, text: str, chosen: Choices) -> str:
         from openpyxl import load_workbook
 
         book = load_workbook(path, read_only=True, keep_links=False)
-        return f"; or {some([flag('sheet', name) for name in book.sheetnames], 12)}"
-    if "nothing may stand above" not in text or chosen.header:
+        whole = "; where each is a hospital's: save each as a file of its own in one folder"
+        return f"; or {some([flag('sheet', name) for name in book.sheetnames], 12)}{whole}"
+    if not re.search("nothing may stand above|column names in the first row", text) or chosen.header:
         return ""
     widths: dict[int, int] = {}
 

@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import pandas
 import torch
 from torch import Tensor
 
@@ -48,6 +49,7 @@ from fairflare.functional.calibration import UNCHANGED
 from fairflare.functional.intervals import Array, Owners
 from fairflare.functional.recalibration import recalibrated, temperature
 from fairflare.functional.survival import baseline
+from fairflare.import_data.tables import read_again
 from fairflare.inference.loaded_run import Opened, hospitals
 from fairflare.inference.predict import about as about_model
 from fairflare.inference.predict import of_images, of_table
@@ -214,13 +216,15 @@ class _Hospital:
         self._least = stricter(own.min_count, config.min_count)
         self._device = default_device(own.gpu)
         self._findings: list[Finding] = []
+        self._notes: list[str] = []
         self._data = self._read(opened)
 
     def _read(self, opened: Opened) -> TensorData:
         task, name, own, asked, grouping = opened.task, self._name, self._own, self._asked, self._parts.grouping
         try:
             if asked.split == ALL:
-                made = labelled(task, name, own, scaling=opened.scaling, label=asked.label).grouped(grouping)
+                made = labelled(task, name, own, scaling=opened.scaling, label=asked.label, read=self._table)
+                made = made.grouped(grouping)
             else:
                 made = of_split(task, name, own, asked.split).grouped(grouping)
             found, data = preflight(made, task, self._least)
@@ -230,6 +234,13 @@ class _Hospital:
             raise UserError(f"{name}: {found[0].text}")
         self._findings = found
         return data.on(self._device)
+
+    def _table(self, path: Path) -> pandas.DataFrame:
+        task = self._opened.task
+        inputs, (first, *more) = task.table_inputs(), task.outcome_columns
+        assert inputs is not None  # they have asked for a table
+        found, self._notes = read_again(path, inputs, (self._asked.label or first, *more), task.classes)
+        return found
 
     @property
     def remarks(self) -> list[str]:
@@ -246,7 +257,7 @@ class _Hospital:
             places = {file.name: place for file in seen if (place := geometry_of(file)) is not None}
             means = {file.name: float(as_float(split.example(row)[0]).mean()) for file, row in seen.items()}
             unlike += of_images(images, self._opened.inputs, places, means)
-        return [*(one.text for one in self._findings), *several, *unlike]
+        return [*self._notes, *(one.text for one in self._findings), *several, *unlike]
 
     def _site(self) -> Site:
         config, parts, least = self._config, self._parts, self._least

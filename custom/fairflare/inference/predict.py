@@ -7,6 +7,7 @@ Volumes are predicted on the run's grid, and their masks written where the files
 from __future__ import annotations
 
 import io
+import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -25,16 +26,16 @@ from fairflare.core.validation import natural, shown, some
 from fairflare.data.inputs import SIGN, ImageInputs, Scaling, TableInputs
 from fairflare.data.readers import geometry
 from fairflare.data.readers.datalist import Contrasts, Files, Frame, file_of
-from fairflare.data.readers.dicom import series_of
 from fairflare.data.readers.files import stacked
 from fairflare.data.readers.geometry import NIFTI, Geometry, geometry_of, suffix_of
 from fairflare.data.readers.table_features import gaps_of, plain
-from fairflare.data.readers.tables import SUFFIXES, read_columns
+from fairflare.data.readers.tables import SUFFIXES
 from fairflare.data.readers.volumes import Volume, VolumeReader, placed_as
 from fairflare.data.site_config import SiteConfig
 from fairflare.data.tensors import as_float, normalised
 from fairflare.engine.evaluation import predict as predicted
 from fairflare.engine.files import save_json, save_text
+from fairflare.import_data.tables import read_again
 from fairflare.inference.apply import RESULTS, ending, mask_stem, pixel_values, restored, write_mask, write_rows
 from fairflare.inference.atomic_output import MARK
 from fairflare.inference.loaded_run import HALF, Opened, config_of, members_of
@@ -84,7 +85,9 @@ def images_of(
         raise UserError(f"expected at most {MOST} files, got {len(found)}")
     notes = [f"{len(beside)} masks lie beside their images and are left out, e.g. {shown(beside[0])}"] if beside else []
     ordered = dict(sorted(found.items(), key=lambda pair: natural(pair[0])))
+    ordered = geometry.volumes_in(ordered) if volumes else ordered
     groups, lacking = geometry.contrasts_in(list(ordered)) if channels > 1 else ({}, [])
+    groups, lacking = geometry.series_in(ordered) if channels > 1 and volumes and not groups else (groups, lacking)
     if groups and len(next(iter(groups.values()))) == channels:
         notes += [f"{len(lacking)} files lack a contrast and are left out, e.g. {shown(lacking[0])}"] if lacking else []
         each = [{own[k]: ordered[own[k]] for own in groups.values()} for k in range(channels)]
@@ -92,7 +95,7 @@ def images_of(
         if len({*map(len, parts)}) > 1:
             raise UserError("expected as many slices in each contrast of an image, got others")
         return {row[0][0]: Contrasts(tuple(one for _, one in row)) for row in zip(*parts, strict=True)}, notes
-    return dict(whole(ordered)) if volumes else _cut(ordered, notes), notes
+    return dict(ordered) if volumes else _cut(ordered, notes), notes
 
 
 def _cut(files: Mapping[str, Path], notes: list[str]) -> dict[str, Files]:
@@ -193,13 +196,14 @@ def about(opened: Opened) -> dict[str, Any]:
 
 def _of_table(opened: Opened, inputs: TableInputs, path: Path, own: SiteConfig | None) -> Predictions:
     place = config_of(path)
-    columns = inputs.joined(place, read_columns(path))
-    n = len(next(iter(columns.values())))
+    table, notes = read_again(path, inputs)
+    columns = inputs.joined(place, {name: list(table[name]) for name in table.columns})
+    n = len(table)
     missing = [name for name in inputs.columns if name not in columns]
     if not n or (missing and len(missing) == len(inputs.columns)):
         lacks = "rows" if not n else f"columns {', '.join(inputs.columns[:6])} ..."
         raise DataError("column", f"table {path.name}: expected {lacks}, found none")
-    found = [f"column {name}: is missing, every row counts as without a value" for name in missing]
+    found = [*notes, *(f"column {name}: is missing, every row counts as without a value" for name in missing)]
     columns |= {name: [""] * n for name in missing}
     if own and own.conversion:
         own.convert(columns, inputs.gaps, inputs.lists)  # of columns that are no predictors some may be missing
@@ -228,8 +232,8 @@ def _of_table(opened: Opened, inputs: TableInputs, path: Path, own: SiteConfig |
     header, body, probabilities = _answers(opened, outputs, members)
     label = next((name for name in ("id", "patient_id") if name in columns), "")
     first = columns[label] if label else [str(k) for k in range(1, n + 1)]
-    table = [[name, *row] for name, row in zip(first, body)]
-    return Predictions([label or "row", *header], table, probabilities, found)
+    answers = [[name, *row] for name, row in zip(first, body)]
+    return Predictions([label or "row", *header], answers, probabilities, found)
 
 
 def _of_images(opened: Opened, files: Mapping[str, Files], folder: Path) -> Predictions:
@@ -473,15 +477,6 @@ Masked = tuple[Path, Tensor, Volume]
 """The first file of an image, its structures' probabilities float32 (C, X, Y, Z) at its voxels, the stored volume."""
 
 
-def whole(files: Mapping[str, Path]) -> dict[str, Path]:
-    """``files`` with one for each series of DICOM, its first."""
-    found: dict[tuple[str, str], str] = {}
-    for name, path in files.items():
-        uid = series_of(path) if geometry.form_of(path) == "dicom" else None
-        found.setdefault((str(path.parent), uid) if uid else ("", str(path)), name)
-    return {name: files[name] for name in found.values()}
-
-
 def batches_of(opened: Opened, files: Sequence[Files]) -> Callable[[], Iterator[Batch]]:
     """Volumes as the network takes them, one at a time."""
     inputs = opened.task.image_inputs()
@@ -518,7 +513,8 @@ def write_volume_mask(target: Path, masked: Masked, thresholds: Sequence[float],
     made = nibabel.Nifti1Image(values, found.affine)
     if suffix_of(path) in NIFTI:
         source: Any = nibabel.load(path)
-        made = nibabel.Nifti1Image(values.reshape(source.shape), source.affine)
+        alike = values.size == math.prod(source.shape)  # unless its fourth axis holds contrasts
+        made = nibabel.Nifti1Image(values.reshape(source.shape) if alike else values, source.affine)
         made.header.set_xyzt_units(*source.header.get_xyzt_units())
         for kind in ("sform", "qform"):
             getattr(made, f"set_{kind}")(source.affine, int(source.header[f"{kind}_code"]))

@@ -23,7 +23,7 @@ from fairflare.decision import methods as compared_methods
 from fairflare.decision.decide import Answer
 from fairflare.decision.methods import BRIER, C_INDEX, DICE
 from fairflare.decision.own import RIDGE, maker
-from fairflare.decision.regression import MEMBER, OWN, Array, Hospital, Rows
+from fairflare.decision.regression import MEMBER, OUTSIDE, OWN, Array, Hospital, Rows
 from fairflare.decision.study import (
     content,
     decision_of,
@@ -67,6 +67,8 @@ from fairflare.studies.study import SHARED, Study, config_of, facts
 from fairflare.tasks.folds import TOO_FEW, dealt, everyone, outcomes, untestable
 
 Json = dict[str, Any]
+DECIDE = "decide"
+"""In place of a METHOD: its regressions."""
 DATA_ONLY = "fedavg"
 """The method whose configuration says which data, where none is asked."""
 SEEDED = "seed"
@@ -76,6 +78,9 @@ LAST = {"best_by": "none", "headline": "final"}
 """All patients train, so that none chooses a model."""
 ROUNDS = 8
 """Of the exact regression that a job trains first."""
+ENOUGH = 20
+"""Rounds of a METHOD's exact regression: Newton's steps double its digits, and what separates the outcomes moves on by
+one a step until nothing is left to gain, at about 15."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,6 +91,7 @@ class Question:
         choices: rounds, sites and values of ``make_config``.
         made: method -> its run, where that is made already.
         event: the class whose risk is asked for, against all others; "": the task's own of two classes.
+        inputs: "decide:key=value": the same regressions on the same patients' other inputs, as of another encoder.
     """
 
     task: str
@@ -95,11 +101,19 @@ class Question:
     choices: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     made: Mapping[str, RunConfig] = dataclasses.field(default_factory=dict)
     event: str = ""
+    inputs: tuple[str, ...] = ()
 
     def each(self) -> dict[str, RunConfig]:
         """Method -> its run, without a fold."""
-        choices = (self.task, self.seed, self.choices)
-        return {label: self.made.get(label) or config_of(label, *choices, draw=False) for label in self.methods}
+        return {label: self.made.get(label) or self._run(label) for label in self.methods}
+
+    def _run(self, label: str) -> RunConfig:
+        """Of an exact regression as many rounds as it needs, where nobody says how many."""
+        config = config_of(label, self.task, self.seed, self.choices, draw=False)
+        exact = config.trainer == "newton" and getattr(config.components.trainer, "intercept", "") != "random"
+        if not exact or self.choices.get("rounds") or config.training.rounds <= ENOUGH:
+            return config
+        return config_of(label, self.task, self.seed, {**self.choices, "rounds": ENOUGH}, draw=False)
 
     @property
     def base(self) -> RunConfig:
@@ -179,7 +193,8 @@ def measure(question: Question, folder: Path, *, force: bool = False, workers: W
         words = f"{question.plan.folds} folds, {question.plan.deals} deals"
         display.note(f"{len(runs)} federated trainings ({len(question.methods)} methods, {words})")
     check_collection(folder)
-    with Study(runs).finished(folder, partial(run_once, force=force, page=False), workers=workers):
+    one = partial(run_once, force=force, page=False)
+    with Study(runs).finished(folder, one, workers=workers, lockstep=True):
         answers = dict[str, Answer]()
         if table:
             event = _event(parts, question)
@@ -195,8 +210,11 @@ def measure(question: Question, folder: Path, *, force: bool = False, workers: W
             if not components and question.plan.own_model == RIDGE:
                 _save_models(folder / MODELS, config, parts, event, answers)
         result["sites"] |= {site: left_aside(why) for site, why in refused.items()}
+        if question.inputs:
+            result |= {"methods": _other_inputs(question, parts, hospitals, answers), "score": BRIER}
         if runs:
-            result |= _methods(question, runs, folder, everybody, answers)
+            found = _methods(question, runs, folder, everybody, answers)
+            result |= {**found, "methods": result.get("methods", {}) | found["methods"]}
         result |= facts()
         _write(result, folder)
     return result
@@ -246,8 +264,9 @@ def _checked(parts: Parts, question: Question, everybody: Mapping[str, Split]) -
         raise UserError("--shared-patients: expected no METHOD, whose folds are each hospital's own")
     shape = next(iter(everybody.values())).inputs.shape
     table = len(shape) == 2 and not plain and len(everybody) > 1
-    if not table and not question.methods:
-        expected("join", False, "a table of two hospitals or more, or METHODs", "none")
+    if not table and (question.inputs or not question.methods):
+        why = "METHODs, whose J alone is told of times and masks" if plain else "METHODs"
+        expected("join", False, f"a table of two hospitals or more, or {why}", ", ".join(question.inputs) or "none")
     return table
 
 
@@ -280,6 +299,34 @@ def _save_models(folder: Path, config: RunConfig, parts: Parts, event: int, answ
             private_folder(folder / name)
             about = {**answer.mix._asdict(), "patients": answer.hospital.n}
             save_mix(folder / name, name, config, one.models[OWN], one.models[MEMBER], answer.mix.share, event, about)
+
+
+def _other_inputs(
+    question: Question, parts: Parts, hospitals: Mapping[str, Hospital], answers: Mapping[str, Answer]
+) -> Json:
+    """What own, outside and member models on other inputs are worth beside the own model, see ``decision.methods``."""
+    assessed = {name: one.assessment for name, one in answers.items()}
+    own = {name: one.risks[OWN] for name, one in assessed.items() if one is not None}
+    found: Json = {}
+    for label in question.inputs:
+        base = label.replace(DECIDE, DATA_ONLY, 1)
+        config = config_of(base, question.task, question.seed, question.choices, draw=False)
+        task = build_parts(config, at_site=True).task
+        sites = {name: site for name, site in site_of_client(config, task).items() if name in hospitals}
+        event = _event(parts, question)
+        other = {name: hospital_of(everyone(task.site_data(site)), event) for name, site in sites.items()}
+        for name, one in hospitals.items():
+            pairs = [(one.y, other[name].y), (one.patient, other[name].patient)] if name in other else [(0, 1)]
+            same = all(np.array_equal(*pair) for pair in pairs)
+            expected(f"join: {label}: {name}", same, "the same patients", "others")
+        made = decision_of(on_components(other)[0], question.plan, None).answers
+        for model in (OWN, OUTSIDE, MEMBER):
+            each = {name: there.risks[model] for name in own if (there := made[name].assessment) is not None}
+            kappa = 0.0 if model == OWN else None  # both learn from a hospital's patients alone
+            found |= compared_methods.compared(
+                hospitals, own, {f"{label}: {model}": each}, {}, question.plan.design, kappa=kappa
+            )
+    return found
 
 
 def _methods(
@@ -370,8 +417,8 @@ def job_of(question: Question, *, secure: bool = False) -> RunConfig:
 
     Raises UserError: METHODs, which need folds in place; no table of two classes; too few hospitals for secret sums.
     """
-    if question.methods:
-        methods = ", ".join(question.methods)
+    if question.methods or question.inputs:
+        methods = ", ".join((*question.methods, *question.inputs))
         raise UserError(f"join: expected no METHOD with --env, --secure and --export, got {methods}: `join decide`")
     values = {**LAST, **(SECRET if secure else {}), **(question.choices.get("values") or {}), "exchanges": "decide"}
     choices = {**question.choices, "rounds": ROUNDS, "values": values}

@@ -31,7 +31,7 @@ from fairflare.studies.display import Board, Seconds
 from fairflare.studies.lockstep import in_lockstep, make_together
 
 EVERYONES = ["jinja2", "matplotlib.figure", "matplotlib.backends.backend_svg"]
-EVERYONES += ["tensorboard.compat.proto.event_pb2", "tensorboard.summary.writer.event_file_writer"]
+EVERYONES += ["tensorboard.compat.proto.event_pb2", "tensorboard.summary.writer.record_writer"]
 """What every run imports on its way: once before the processes are forked, two thirds of a CPU second for each."""
 FASTER = 3
 """Processes from which runs one by one end sooner than in lockstep, which takes .37 of their CPU time on one core."""

@@ -27,8 +27,9 @@ from fairflare.core.workers import start_method, usable_cores
 from fairflare.data.tensors import TensorData
 from fairflare.engine import audit
 from fairflare.engine.evaluation import predict
-from fairflare.engine.files import AUDIT, MODEL, is_file, is_there, read_json
+from fairflare.engine.files import AUDIT, CHECKPOINT, LASTING, MODEL, is_file, is_there, read_json
 from fairflare.engine.history import events
+from fairflare.engine.in_process import InProcess
 from fairflare.engine.loop import Observer
 from fairflare.engine.memory import forget
 from fairflare.engine.setup import tasks, tuning
@@ -37,7 +38,7 @@ from fairflare.engine.setup.config import RunConfig, site_of_client, words
 from fairflare.engine.setup.config_checks import asked_sites, refuse_pooling
 from fairflare.engine.setup.local import SITES, LocalSites, run_local
 from fairflare.engine.setup.parts import Parts, build_parts
-from fairflare.engine.setup.weights import find
+from fairflare.engine.setup.weights import find, keep
 from fairflare.engine.straggler_policy import EarlyEnd
 from fairflare.report import EDITIONS, REPORT
 from fairflare.report.audit_reader import RunLog
@@ -49,6 +50,9 @@ from fairflare.studies.labels import environment
 from fairflare.studies.run_file import write_run_file
 from fairflare.tasks.own.script import Script
 
+SHORT = 2_000
+"""Rounds times sites of a study's run that is made again where it was cut short: seconds, and half of them for files
+that a run leaves after each round to go on from."""
 LEAST_FREE = 1 << 16
 """Bytes below which a disk is taken to be full when the simulator has stopped."""
 
@@ -72,7 +76,7 @@ def execute(
 
     A folder that exists is refused, unless ``force`` and it holds an earlier run. ``sim_threads``: as many as sites
     when None; ``workers``: processes that the sites are spread over, see ``workers_for``; ``page``: of a run in this
-    process, whether it writes report.html, which ``fairflare report`` does later.
+    process, whether it writes report.html, which ``fairflare report`` does later, and lasts if it is ``SHORT``.
 
     Raises UserError: the folder cannot be used, or the task's data are not there; RunFailed: the federation stopped;
     the folder keeps its last good model and a report that says so.
@@ -193,6 +197,9 @@ def run_once(
             raise UserError(f"{folder}: is not reused: {error}") from None
         display.note(f"{folder.name}: finished before, reused")
         return read_json(folder / REPORT)
+    if not is_there(folder / CHECKPOINT) and audit.Entries(folder / AUDIT).last("round") is not None:
+        display.note(f"{folder.name}: was cut short, begins again")  # see ``SHORT``
+        return execute(config, folder, env=env, force=True, **how)
     display.note(f"{folder.name}: was cut short, goes on")
     return resume(folder, **how)
 
@@ -249,7 +256,7 @@ def _with_room(folder: Path) -> Iterator[None]:
 def _in_process(config: RunConfig, parts: Parts, folder: Path, workers: int | None, page: bool) -> dict[str, Any]:
     rounds, notes = config.training.rounds, [note.to_json() for note in parts.rule.notes]
     try:
-        # First of all: TensorBoard and the progress bar have threads, beside which no worker can be forked.
+        # First of all: the progress bar has a thread, beside which no worker can be forked.
         with contextlib.ExitStack() as stack:
             sites = stack.enter_context(LocalSites(config, folder, parts, workers_for(workers, config, parts)))
             board, log = stack.enter_context(contextlib.closing(TensorBoard(folder, notes))), RunLog(folder)
@@ -258,6 +265,9 @@ def _in_process(config: RunConfig, parts: Parts, folder: Path, workers: int | No
             shown = display.progress(title(config), rounds, len(parts.task.sites()), headline=parts.task.headline)
             progress = stack.enter_context(shown)
             observers: list[Observer] = [board, log, progress]
+            here = isinstance(sites.transport, InProcess) and not parts.trainer.private  # what is spent is written down
+            if here and not page and rounds * len(sites.transport.sites()) <= SHORT:
+                stack.enter_context(_not_lasting(sites))
             run_local(config, folder, observers, progress.preparing, parts, progress.found, sites)
     except FairFlareError:
         from fairflare.report.write import write_report
@@ -270,6 +280,16 @@ def _in_process(config: RunConfig, parts: Parts, folder: Path, workers: int | No
 
     with display.busy("writing the report"):
         return write_report(folder, page)
+
+
+@contextlib.contextmanager
+def _not_lasting(sites: LocalSites) -> Iterator[None]:
+    before = LASTING.set(False)
+    try:
+        yield
+    finally:
+        LASTING.reset(before)
+        sites.save()
 
 
 def _simulate(config: RunConfig, folder: Path, names: Sequence[str], threads: int | None) -> dict[str, Any]:
@@ -363,6 +383,7 @@ def execute_deployed(
         display.note(caution)
     with fresh_folder(folder, force):
         run_deployed(config, folder, env, kit, watch=lambda text: err.print(escape(text), soft_wrap=True), **how)
+        keep(config.init_from, folder)  # a server has no frozen body
         verify_run(folder)
         if not (folder / REPORT).is_file():
             raise RunFailed(f"the job came back without {REPORT}; `fairflare report {folder}` writes it")

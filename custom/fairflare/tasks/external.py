@@ -3,8 +3,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -27,6 +28,9 @@ from fairflare.tasks.kinds.own_images import image_data
 from fairflare.tasks.own.tabular import converted
 from fairflare.tasks.preflight import finding_of, without_events
 
+if TYPE_CHECKING:
+    import pandas
+
 
 class Labelled(TensorData):
     """Data of which only the split "test" holds examples.
@@ -40,7 +44,13 @@ class Labelled(TensorData):
 
 
 def labelled(
-    task: Task, site: str, own: SiteConfig | None, *, scaling: Scaling | None = None, label: str = ""
+    task: Task,
+    site: str,
+    own: SiteConfig | None,
+    *,
+    scaling: Scaling | None = None,
+    label: str = "",
+    read: Callable[[Path], pandas.DataFrame] = read_table,
 ) -> TensorData:
     """Everything at ``site`` that has a label, whatever split its list puts it in.
 
@@ -49,6 +59,7 @@ def labelled(
         own: where its list or table is; None: where ``task`` looks for it.
         scaling: of a table's numbers; None: the run's for all sites, or where each scales its own, by these rows.
         label: the column with the label in a table; empty: the task's.
+        read: what reads a table.
 
     Raises:
         DataError: the data cannot be read, or a label is no class of the task.
@@ -62,7 +73,7 @@ def labelled(
     assert own is not None  # a task of one's own data says where they are, or raises
     table, images = task.table_inputs(), task.image_inputs()
     if table is not None:
-        return _rows(task, table, own, scaling, label)
+        return _rows(task, table, own, scaling, label, read)
     if images is None:
         raise DataError("data", f"task {task.name}: its inputs are no files, so that nothing labelled can be read")
     return _files(task, images, own)
@@ -81,11 +92,18 @@ def _for_testing(task: Task, test: Split | FileSplit, *scaling: Sequence[float])
     return Labelled.of({"train": rest, "val": rest, "test": test}, task.kind.n_classes(task.classes), *scaling)
 
 
-def _rows(task: Task, table: TableInputs, own: SiteConfig, scaling: Scaling | None, label: str) -> Labelled:
+def _rows(
+    task: Task,
+    table: TableInputs,
+    own: SiteConfig,
+    scaling: Scaling | None,
+    label: str,
+    read: Callable[[Path], pandas.DataFrame],
+) -> Labelled:
     path = Path(own.data_root) / own.datalist
     if not path.is_file():
         raise DataError("no_datalist", f"table {path.name}: expected a file, found none in {path.parent}")
-    cells = converted(read_table(path), path, own, table.gaps, table.lists)
+    cells = converted(read(path), path, own, table.gaps, table.lists)
     outcome = (label or task.outcome_columns[0], *task.outcome_columns[1:])
     label = outcome[0]
     for name in (*outcome, *(one for one in table.columns if SIGN not in one)):

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import inspect
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import count, islice
@@ -340,30 +340,34 @@ PLACE = "place in the data"
 """Key of a site's memory: the seed of its order, the epoch it is in, and the batches of it that are done."""
 
 
-def local_batches(work: LocalWork) -> Iterator[Batch]:
-    """The round's batches in order, not yet on the device.
+def local_batches(work: LocalWork, epoch: Callable[[int, int], Iterable[Any]] | None = None) -> Iterator[Any]:
+    """The round's batches in order, not yet on the device, or what ``epoch`` has in their places.
 
     Where ``training.steps`` gives a number they are so many steps of one endless sequence of epochs per site, whose
     order follows from the seed of the site's first round; where it stands is kept in ``work.memory``.
+
+    Args:
+        epoch: (batch size, seed) -> what there is for each batch of an epoch; ``work.data.training`` by default.
     """
-    training = work.training
+    training, epoch = work.training, epoch or work.data.training
     bounded = training.fewest_steps is not None or training.most_steps is not None
     steps = training.steps(work.data.size("train")) if bounded else training.local_steps
     if steps is None:
-        for epoch in range(training.epochs):
-            yield from work.data.training(training.batch_size, derive(work.seed, "epoch", epoch))
+        for number in range(training.epochs):
+            yield from epoch(training.batch_size, derive(work.seed, "epoch", number))
         return
     start = work.memory.get(PLACE, {"seed": work.seed, "epoch": 0, "done": 0})
-    for place, batch in islice(_endless(work, **start), steps):
+    for place, batch in islice(_endless(training.batch_size, epoch, **start), steps):
         work.memory[PLACE] = place
         yield batch
 
 
-def _endless(work: LocalWork, seed: int, epoch: int, done: int) -> Iterator[tuple[dict[str, int], Batch]]:
+def _endless(
+    batch_size: int, one: Callable[[int, int], Iterable[Any]], seed: int, epoch: int, done: int
+) -> Iterator[tuple[dict[str, int], Any]]:
     """Epoch after epoch from the batch after ``done`` ones of ``epoch``; each batch with the place behind it."""
     for number in count(epoch):
-        batches = work.data.training(work.training.batch_size, derive(seed, "epoch", number))
-        for taken, batch in enumerate(batches, start=1):
+        for taken, batch in enumerate(one(batch_size, derive(seed, "epoch", number)), start=1):
             if number > epoch or taken > done:
                 yield {"seed": seed, "epoch": number, "done": taken}, batch
 

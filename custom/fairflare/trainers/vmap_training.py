@@ -59,15 +59,20 @@ def unstackable(network: nn.Module, trainer: Trainer, training: Training, device
     return next((words for holds, words in reasons if holds), "")
 
 
-def train_together(works: Sequence[LocalWork], trainer: Trainer | None = None) -> list[Trained]:
-    """One round of training at every site of ``works``, which share network, objective, optimizer settings and trainer.
+def alike(trainer: Trainer) -> str:
+    """Trainers of which this is equal train in one call: GSAM's makes two passes, each of the others one."""
+    return repr(trainer) if isinstance(trainer, GSAM) else ""
+
+
+def train_together(works: Sequence[LocalWork], trainers: Trainer | Sequence[Trainer] | None = None) -> list[Trained]:
+    """One round of training at every site of ``works``, which share network, objective and optimizer settings.
 
     Their numbers of examples, batches and steps, and their rounds, may differ. The networks are left alone; the place
     of each site in its data, with ``local_steps``, is left in its ``work.memory``.
 
     Args:
         works: one per site.
-        trainer: one of ``STACKABLE``; plain training by default.
+        trainers: one of ``STACKABLE`` for all, or one for each that are ``alike``; plain training by default.
 
     Returns:
         What was trained, in the order of ``works``.
@@ -75,19 +80,37 @@ def train_together(works: Sequence[LocalWork], trainer: Trainer | None = None) -
     Raises:
         UserError: the network does what cannot be batched over models.
     """
-    trainer, queues = trainer or PlainTrainer(), [list(local_batches(work)) for work in works]
-    order = sorted(range(len(works)), key=lambda k: -len(queues[k]))  # those that still train are always the first
+    each = [trainers or PlainTrainer()] * len(works) if not isinstance(trainers, Sequence) else trainers
+    queues = [_queue(work) for work in works]
+    order = sorted(range(len(works)), key=lambda k: -len(queues[k].sizes))  # those that still train are the first
     at_once = max(1, MOST_STACKED // max(1, sum(p.numel() for p in works[0].network.parameters())))
     results: dict[int, Trained] = {}
     for start in range(0, len(order), at_once):
         chosen = order[start : start + at_once]
-        results |= zip(chosen, _trained(trainer, [works[k] for k in chosen], [queues[k] for k in chosen]))
+        some = ([of[k] for k in chosen] for of in (each, works, queues))
+        results |= zip(chosen, _trained(*some))  # type: ignore[arg-type]  # three lists
     return [results[k] for k in range(len(works))]
 
 
-def _trained(trainer: Trainer, works: Sequence[LocalWork], queues: Sequence[Sequence[Batch]]) -> list[Trained]:
+class _Queue(NamedTuple):
+    """A round's batches of a site, one after the other, and how many examples each has."""
+
+    rows: Batch
+    sizes: list[int]
+
+
+def _queue(work: LocalWork) -> _Queue:
+    data: Any = work.data
+    if order := getattr(data, "rows", None):  # as ``data.tensors.TensorData`` has it: small batches take long to read
+        batches = list(local_batches(work, order))
+        return _Queue(next(data.picked([torch.cat(batches)], 0)), [len(rows) for rows in batches])
+    read = list(local_batches(work))
+    return _Queue(Batch(*map(torch.cat, zip(*read))), [len(batch.targets) for batch in read])
+
+
+def _trained(trainers: Sequence[Trainer], works: Sequence[LocalWork], queues: Sequence[_Queue]) -> list[Trained]:
     """``works`` in the order of falling numbers of batches."""
-    first = works[0]
+    first, trainer = works[0], trainers[0]
     network, device = first.network.to(first.device).train(), first.device
     stacked = {}
     for name, p in network.named_parameters():
@@ -95,53 +118,64 @@ def _trained(trainer: Trainer, works: Sequence[LocalWork], queues: Sequence[Sequ
         stacked[name] = nn.Parameter(all_of_it, requires_grad=p.requires_grad)
     anchor = {name: value.detach().clone() for name, value in stacked.items()}
     counts = torch.stack([work.data.class_counts for work in works]).to(device)
-    optimizer = make_optimizer(nn.ParameterList(stacked.values()), first.training)
-    gradients, weights_of = _gradients(network, first), [_row_weights(trainer, work) for work in works]
+    optimizer, gradients = (
+        make_optimizer(nn.ParameterList(stacked.values()), first.training),
+        _gradients(network, first),
+    )
+    steps = [len(queue.sizes) for queue in queues]
+    sizes = nn.utils.rnn.pad_sequence([torch.tensor(queue.sizes) for queue in queues]).to(device)  # (T, S)
+    begins = sizes.T.reshape(-1).cumsum(0).view(sizes.T.shape).T - sizes
+    inputs, targets = (_with_none([q.rows[k] for q in queues]).to(device) for k in (0, 1))
+    weights = torch.cat([*map(_row_weights, trainers, works, queues), torch.full((1,), torch.nan)]).to(device)
     radii = torch.zeros(len(works), device=device)
     if isinstance(trainer, GSAM):
         radii += torch.tensor([rho_at(work.round, trainer.rho_max, trainer.rho_tau) for work in works], device=device)
-    total, seen = torch.zeros(len(works), dtype=torch.float64, device=device), [0] * len(works)
+    mu = torch.tensor([one.mu if isinstance(one, FedProx) else 0.0 for one in trainers], device=device)
+    total = torch.zeros(len(works), dtype=torch.float64, device=device)
     models: list[StateDict] = []  # from the last site to the first: the order in which they finish
-    for t in range(len(queues[0])):
+    for t in range(steps[0]):
         first.stop_if_aborted()
-        batches = [queue[t] for queue in queues if len(queue) > t]
-        while len(models) < len(works) - len(batches):
+        n = sum(number > t for number in steps)
+        while len(models) < len(works) - n:
             models.append(_model(stacked, len(works) - len(models) - 1))
-        n = len(batches)
         live, fixed = (
             {k: v.detach()[:n] for k, v in stacked.items() if v.requires_grad == wanted} for wanted in (True, False)
         )
-        weights = [weigh(batch) for weigh, batch in zip(weights_of, batches)]
-        rows = _padded(batches, weights, device)
+        place, of = torch.arange(int(sizes[t, :n].max()), device=device), slice(n)
+        place = torch.where(place < sizes[t, of, None], begins[t, of, None] + place, len(targets) - 1)
+        rows = tuple(whole[place] for whole in (inputs, targets, weights))
 
         def gradient(at: StateDict, rest: StateDict = fixed, n: int = n, rows: Any = rows) -> Any:
             return _batched(gradients, at, rest, counts[:n], *rows)
 
         direction, losses = gradient(live)
-        if isinstance(trainer, FedProx):
-            direction = {k: g + trainer.mu * (live[k] - anchor[k][:n]) for k, g in direction.items()}
-        elif isinstance(trainer, GSAM):
+        if isinstance(trainer, GSAM):
             direction = _gsam_direction(direction, live, radii[:n], trainer.gsam_alpha, gradient)
+        elif bool(mu[:n].any()):
+            direction = {k: g + _each(mu[:n], g) * (live[k] - anchor[k][:n]) for k, g in direction.items()}
         for name, value in direction.items():
-            stacked[name].grad = torch.zeros_like(stacked[name])
-            stacked[name].grad[:n] = value  # type: ignore[index]  # just made
+            none = torch.zeros_like(stacked[name][n:])
+            stacked[name].grad = torch.cat((value, none)).contiguous()  # a fused step takes memory as it comes
         optimizer.step()  # who has finished may move on: its model is kept
-        sizes = [len(batch.targets) for batch in batches]
-        total[:n] += losses.double() * torch.tensor(sizes, device=device)
-        seen[:n] = [a + b for a, b in zip(seen, sizes)]
+        total[:n] += losses.double() * sizes[t, :n]
     models += [_model(stacked, k) for k in reversed(range(len(works) - len(models)))]
-    means = total.cpu() / torch.tensor(seen)
-    return [Trained(m, len(q), float(mean)) for m, q, mean in zip(reversed(models), queues, means)]
+    means = (total / sizes.sum(0)).cpu()
+    return [Trained(model, n, float(mean)) for model, n, mean in zip(reversed(models), steps, means)]
 
 
-def _row_weights(trainer: Trainer, work: LocalWork) -> Callable[[Batch], torch.Tensor]:
-    """Batch -> float32 (B,): by how much each example's loss counts, one but under ``WeightedTrainer``."""
+def _with_none(parts: Sequence[torch.Tensor]) -> torch.Tensor:
+    """All rows one after the other, and behind them a row of zeros, for rows that are none."""
+    return torch.cat([*parts, torch.zeros_like(parts[0][:1])])
+
+
+def _row_weights(trainer: Trainer, work: LocalWork, queue: _Queue) -> torch.Tensor:
+    """float32 (N,): by how much each example's loss counts, one but under ``WeightedTrainer``."""
     if not isinstance(trainer, WeightedTrainer):
-        return lambda batch: torch.ones(len(batch.targets))
+        return torch.ones(len(queue.rows.targets))
     trainer.setup(work)
     shared, of_groups = float(work.scratch["shared"]), work.scratch["groups"].cpu()
     work.scratch.clear()
-    return lambda batch: shared + of_groups[batch.groups.cpu() % len(of_groups)]
+    return shared + of_groups[queue.rows.groups.cpu() % len(of_groups)]
 
 
 def _gsam_direction(
@@ -263,15 +297,6 @@ def _batched(gradients: Callable[..., Any], *rest: StateDict | torch.Tensor) -> 
         reason = str(error).partition("\n")[0]
         raise UserError(f"stacked: the network cannot be trained for several sites at once: {reason}") from None
     return found
-
-
-def _padded(
-    batches: Sequence[Batch], weights: Sequence[torch.Tensor], device: torch.device
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Inputs (S, B, ...), targets (S, B, ...), weights (S, B) of up to B rows; a missing row is 0, its weight NaN."""
-    pad = partial(nn.utils.rnn.pad_sequence, batch_first=True)
-    inputs, targets = pad([batch.inputs for batch in batches]), pad([batch.targets for batch in batches])
-    return inputs.to(device), targets.to(device), pad(list(weights), padding_value=float("nan")).to(device)
 
 
 def _model(stacked: Mapping[str, torch.Tensor], k: int) -> StateDict:

@@ -42,11 +42,8 @@ def paper(
 
     if name is None:
         return (rows := paper_rows(out)), partial(exhibits.papers, rows)
-    from fairflare_lab.papers.declaration import became, named
+    from fairflare_lab.papers.declaration import named
     from fairflare_lab.studies.paper import Choices, make_exhibit
-
-    if said := became(name):
-        click.echo(said, err=True)
 
     asked = None if seeds is None else tuple(options.parse_seeds(seeds))
     chosen = Choices(seeds=asked, presets=preset_pairs(presets), **choices)

@@ -13,17 +13,12 @@ Where the files are; MNIST's may be unpacked (without .gz):
     test_32x32.mat
     syn/train/{0..9}/*.png or *.jpg
     syn/val/{0..9}/*.png or *.jpg
-
-    or, with layout=fedbn, for DOMAIN in MNIST, USPS, SVHN, SynthDigits:
-    DOMAIN/partitions/train_part{0..9}.pkl
-    DOMAIN/test.pkl
 """
 
 from __future__ import annotations
 
 import gzip
 import math
-import pickle
 import struct
 import zlib
 from collections.abc import Callable, Mapping, Sequence
@@ -41,7 +36,7 @@ from fairflare.data.readers.pictures import Reader
 from fairflare.datasets.partition import SMALLEST_SITE
 from fairflare.tasks.base import Preset, expect, site_index
 from fairflare_lab.datasets.domains import IMAGENET, PAPER, SMALL, CroppedData, OverDomains, images_in
-from fairflare_lab.datasets.on_disk import Arrays, ImagesOnDisk
+from fairflare_lab.datasets.on_disk import ImagesOnDisk
 
 Images = tuple[np.ndarray, np.ndarray]
 """uint8 (N, H, W) or (N, H, W, 3), and int64 (N,) from 0 to 9."""
@@ -112,39 +107,6 @@ def svhn(path: Path) -> Images:
     return images, labels % 10
 
 
-def pickled(path: Path) -> Images:
-    """The digits of one of FedBN's files: a pickle of (images, labels), admitted as far as it consists of arrays.
-
-    Nothing but NumPy's own constructors of numeric arrays is looked up, so that a pickle that names any other function
-    ends in a DataError, as other arrays do. A forged file may still crash the process: read only what you trust.
-    """
-    try:
-        with path.open("rb") as file:
-            found = Arrays(file, encoding="latin1").load()
-    except Exception as error:  # a broken pickle raises nearly anything
-        reason = str(error) if isinstance(error, pickle.UnpicklingError) else type(error).__name__
-        raise _unreadable(path, "a pickle of NumPy arrays", reason) from None
-    if not (isinstance(found, (tuple, list)) and [type(part) for part in found] == [np.ndarray] * 2):
-        raise _bad(path, "a pickle of two NumPy arrays (images, labels)", type(found).__name__)
-    images, labels = found
-    if images.ndim == 4 and images.shape[-1] == 1:
-        images = images[..., 0]
-    if images.dtype != np.uint8 or not (images.ndim == 3 or images.ndim == 4 and images.shape[-1] == 3):
-        expected = "images of type uint8 and shape N x H x W or N x H x W x 3"
-        raise _bad(path, expected, f"{images.dtype} and {' x '.join(map(str, images.shape))}")
-    return _paired(path, images, labels, lowest=0)
-
-
-def joined(paths: Sequence[Path]) -> Images:
-    """The digits of several ``pickled`` files, one after the other; DataError where their images differ in shape."""
-    images, labels = zip(*map(pickled, paths))
-    for path, part in zip(paths, images):
-        if part.shape[1:] != images[0].shape[1:]:
-            first, other = (" x ".join(map(str, each.shape[1:])) for each in (images[0], part))
-            raise _bad(path, f"images of {first} as in {paths[0].name}", other)
-    return np.concatenate(images), np.concatenate(labels)
-
-
 def _paired(path: Path, images: np.ndarray, labels: np.ndarray, lowest: int) -> Images:
     """``images`` and flat int64 ``labels``, which run from ``lowest`` to ``lowest`` + 9."""
     if labels.size != len(images):
@@ -166,7 +128,6 @@ def _bad(path: Path, expected: str, got: object) -> DataError:
 
 
 DOMAINS = ("MNIST", "USPS", "SVHN", "SYN")
-FEDBN_FOLDERS = {"MNIST": "MNIST", "USPS": "USPS", "SVHN": "SVHN", "SYN": "SynthDigits"}
 SIZE = 32
 
 
@@ -183,8 +144,6 @@ class Digits5(OverDomains, ImagesOnDisk):
     Args:
         n_sites: a multiple of 4 in 4..400; the paper has 20.
         share: of a domain's training images at one site, above 0, for all sites of the domain together at most 1.
-        layout: "files" as published, or "fedbn" (Li et al., ICLR 2021, arXiv:2102.07623), which is pickles.
-        allow_pickle: has to be true for layout=fedbn.
         limit: the most images of each split of a site and of each shared test set, at least 2; none: all.
     """
 
@@ -211,17 +170,12 @@ class Digits5(OverDomains, ImagesOnDisk):
     domain_names, most_sites = DOMAINS, 400
     share: float = 0.01
     alpha: float = 0.0
-    layout: Literal["files", "fedbn"] = "files"
-    allow_pickle: bool = False
     limit: int | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
         most = 1 / self._per_domain
         expect("share", 0 < self.share <= most, f"above 0 and at most {most:g} for {self.n_sites} sites", self.share)
-        if self.layout == "fedbn" and not self.allow_pickle:
-            text = "layout=fedbn reads pickles, and a pickle can run code; set it to true for files that you trust"
-            raise UserError(f"allow_pickle: {text}")
 
     def reader(self) -> Reader:
         return Reader(SIZE, len(self.mean))
@@ -250,10 +204,6 @@ class Digits5(OverDomains, ImagesOnDisk):
     def files(self, root: Path, domain: str, split: Literal["train", "test"]) -> list[Path]:
         """The files of ``domain``, or its folders of one class each; MissingData when one is not there."""
         train = split == "train"
-        if self.layout == "fedbn":
-            folder = root / FEDBN_FOLDERS[domain]
-            names = [f"partitions/train_part{i}.pkl" for i in range(10)] if train else ["test.pkl"]
-            return [self.needed(folder / name) for name in names]
         if domain == "MNIST":
             start = root / "MNIST" / "raw" / ("train" if train else "t10k")
             paths = [start.with_name(start.name + end) for end in ("-images-idx3-ubyte", "-labels-idx1-ubyte")]
@@ -266,8 +216,6 @@ class Digits5(OverDomains, ImagesOnDisk):
     def digits(self, root: Path, domain: str, split: Literal["train", "test"]) -> tuple[np.ndarray, np.ndarray]:
         """All images of a published set, uint8 (N, H, W), (N, H, W, 3) or paths (N,), and int64 (N,) labels."""
         files = self.files(root, domain, split)
-        if self.layout == "fedbn":
-            return joined(files)
         if domain == "SYN":
             return images_in(files)
         readers: dict[str, Callable[..., Images]] = {"MNIST": mnist, "USPS": usps, "SVHN": svhn}

@@ -7,7 +7,6 @@ A mistake in a table, CSV or Excel, is one line with file, column and row.
 from __future__ import annotations
 
 import os
-import pickle
 import sys
 import warnings
 from abc import abstractmethod
@@ -110,30 +109,6 @@ class ImagesOnDisk(ImageFiles, OnDisk):
 
     def limited(self, items: Sequence[Item]) -> Sequence[Item]:
         return items if self.limit is None else items[: self.limit]
-
-
-class Arrays(pickle.Unpickler):
-    """Looks up what an array of numbers is made with, under NumPy's names before and since version 2."""
-
-    MODULES = ("numpy.core.", "numpy._core.")
-    FUNCTIONS: tuple[str, ...] = ("multiarray._reconstruct", "numeric._frombuffer")
-
-    def find_class(self, module: str, name: str) -> Any:
-        """What the file's name stands for; UnpicklingError for all that is no part of an array of numbers."""
-        dotted = f"{module}.{name}"
-        if dotted == "numpy.dtype":
-            return _number_type
-        if dotted == "_codecs.encode":  # how the second protocol writes bytes
-            return lambda text, *_: text.encode("latin1")
-        if dotted == "numpy.ndarray" or dotted in [a + b for a in self.MODULES for b in self.FUNCTIONS]:
-            return super().find_class(module, name)
-        raise pickle.UnpicklingError(f"it names {dotted}, which is no part of an array of numbers")
-
-
-def _number_type(code: object, *options: bool) -> np.dtype:
-    if not isinstance(code, str) or np.dtype(code).kind not in "biuf":
-        raise pickle.UnpicklingError("it holds an array of something else than numbers")
-    return np.dtype(code, *options)
 
 
 LARGEST_SHARE = 0.4

@@ -178,8 +178,6 @@ class Paper:
     words: str
     """Authors, short title, venue and year."""
     exhibits: tuple[Exhibit, ...]
-    became: Mapping[str, str] = field(default_factory=dict)
-    """A name of version 0.2 -> what it shows now where that is something else: exhibits have printed numbers."""
 
 
 FOLDER = Path(__file__).parent / "data"
@@ -197,7 +195,7 @@ def read_paper(key: str) -> Paper:
         panels = about.get("panels") or [{"key": number, **{k: v for k, v in about.items() if k != "title"}}]
         tables = tuple(_table(panel, data) for panel in _listed(panels))
         exhibits.append(Exhibit(f"{key}-{name}", about["title"], tables, own=not OWN.match(name)))
-    return Paper(key, content["words"], tuple(exhibits), content.get("became", {}))
+    return Paper(key, content["words"], tuple(exhibits))
 
 
 def _table(about: Mapping[str, Any], data: Mapping[str, Data]) -> Table:
@@ -262,21 +260,8 @@ def exhibits() -> dict[str, Exhibit]:
 
 
 def named(name: str) -> Exhibit:
-    """The exhibit of this name; "fedheal-2", as version 0.2 named it, is "fedheal-table-2"; UserError of another."""
+    """The exhibit of this name; UserError of another."""
     found = exhibits()
-    now = current(name)
-    if now not in found:
+    if name not in found:
         raise UserError(f"paper: expected one of {', '.join(found)}, got {shown(name)}")
-    return found[now]
-
-
-def current(name: str) -> str:
-    paper, _, number = name.partition("-")
-    return f"{paper}-table-{number}" if number.isdigit() else name
-
-
-def became(name: str) -> str:
-    """A line on what an earlier name shows now; "" where that is what it was."""
-    moved = "" if current(name) == name else f", now {current(name)}"
-    others = {f"{paper.key}-{number}": shows for paper in PAPERS for number, shows in paper.became.items()}
-    return f"{name}{moved}: {others.get(name, 'the same exhibit')}" if moved or name in others else ""
+    return found[name]

@@ -1,9 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What ``fairflare paper`` shows: all exhibits with data and time; without PyTorch.
 
-Time is what finished runs took where there are any, otherwise passes through a network times a base: that of FedAvg's
-round of each embedded task, measured once on one core of a reference machine. Another machine's is that times how much
-longer it takes for the same matrix products.
+Time is what finished runs took; of a method that has not run, FedAvg's times the relative cost of its rounds.
 """
 
 from __future__ import annotations
@@ -11,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -30,8 +27,8 @@ Rows = list[dict[str, Any]]
 
 
 def speed_of(folder: Path) -> Speed:
-    """What finished runs below ``folder`` took, and how fast this machine is."""
-    return Speed(machine_factor(), known_times(folder))
+    """What finished runs below ``folder`` took."""
+    return Speed(known_times(folder))
 
 
 def known_times(folder: Path) -> Known:
@@ -139,47 +136,22 @@ def total(each: Sequence[float | None], at_once: int) -> float | None:
 
 
 Json = Mapping[str, Any]
-BASE: dict[str, tuple[float, float]] = {
-    "brain-seg:small": (3.0, 10.0),
-    "covid-brazil:dirichlet": (0.03, 1.0),
-    "covid-brazil:regions": (0.03, 1.0),
-    "ctg:small": (0.1, 1.0),
-    "digits:small": (2.5, 5.0),
-    "fundus-phantom:small": (3.4, 11.0),
-    "heart:flamby": (0.1, 1.0),
-    "ich-phantom:small": (3.0, 8.0),
-    "support2:default": (0.1, 1.0),
-    "support2:dirichlet": (0.05, 1.0),
-}
-"""Task -> seconds of a FedAvg round, and seconds of a whole run beside its rounds (data, evaluation, report)."""
-REFERENCE = 0.08
-"""CPU seconds that the reference machine took for ``_products`` beside the same other work."""
-SIDE, TIMES = 384, 8
 
 
 @dataclass(frozen=True)
 class Speed:
-    """What is known of this machine: ``machine_factor`` and ``known_times``."""
+    """What runs of a task took: ``known_times``."""
 
-    factor: float = 1.0
     known: Mapping[str, Mapping[str, Sequence[float]]] = field(default_factory=dict)
 
     def seconds(self, task: str, label: str, rounds: int, cost: float) -> float | None:
-        """A run's, whose round costs so many times FedAvg's; None where nothing is known of the task."""
+        """A run's, whose round costs so many times FedAvg's; None where neither it nor FedAvg ran on the task."""
         known = self.known.get(task, {})
         if label in known:
             return known[label][0] * rounds + known[label][1]
         if "fedavg" in known:
             return known["fedavg"][0] * cost * rounds + known["fedavg"][1]
-        if task not in BASE:
-            return None
-        per_round, beside = BASE[task]
-        return self.factor * (per_round * cost * rounds + beside)
-
-
-def machine_factor() -> float:
-    """How many times longer this machine takes than the reference, the best of three tries; 0.1 s."""
-    return max(min(_products() for _ in range(3)) / REFERENCE, 0.05)
+        return None
 
 
 def relative_cost(label: str, rows: Mapping[str, Json]) -> float:
@@ -211,13 +183,3 @@ def in_words(seconds: float | None) -> str:
     if seconds < 90:
         return f"about {seconds:.0f} s"
     return f"about {seconds / 60:.0f} min" if seconds < 5400 else f"about {seconds / 3600:.1f} h"
-
-
-def _products() -> float:
-    import numpy as np
-
-    a = np.full((SIDE, SIDE), 0.5, dtype=np.float32)
-    begun = time.thread_time()
-    for _ in range(TIMES):
-        a @ a
-    return time.thread_time() - begun

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Four file formats of digits: their pixels and labels, broken files in one line, and no pickle that runs code."""
+"""Four file formats of digits: their pixels and labels, and broken files in one line."""
 
 import gzip
-import pickle
 import struct
 
 import numpy as np
@@ -38,51 +37,6 @@ def test_rendered_digits_lie_by_class_and_name(files):
     expected = drawn("SYN", "train")[1]
     assert (labels == np.sort(expected)).all()
     assert [int(path.stem) for path in paths] == np.argsort(expected, kind="stable").tolist()
-
-
-class Harmful:
-    def __init__(self, path):
-        self.path = path
-
-    def __reduce__(self):
-        return open, (str(self.path), "w")
-
-
-def good_pair():
-    return np.zeros((4, 8, 8), np.uint8), np.arange(4)
-
-
-@each(
-    "make, message",
-    [
-        (lambda p: Harmful(p), "cannot be read as a pickle of NumPy arrays \\(it names (_?io).open, which is no part"),
-        (lambda p: (np.array([Harmful(p)], object), np.arange(1)), "something else than numbers"),
-        (lambda p: np.dtype([("a", "O")]), "something else than numbers"),
-        (lambda p: {"images": 1}, "expected a pickle of two NumPy arrays \\(images, labels\\), got dict"),
-        (
-            lambda p: (good_pair()[0].astype(float), good_pair()[1]),
-            "images of type uint8 .*, got float64 and 4 x 8 x 8",
-        ),
-        (lambda p: (good_pair()[0], np.arange(3)), "expected 4 labels as there are images, got 3"),
-        (lambda p: (good_pair()[0], np.arange(4) + 7), "expected labels from 0 to 9, got 10"),
-    ],
-)
-def test_pickles_of_anything_else_are_refused(make, message, tmp_path):
-    path, mark = tmp_path / "test.pkl", tmp_path / "mark"
-    path.write_bytes(pickle.dumps(make(mark)))
-    with pytest.raises(DataError, match=message) as error:
-        digits5.pickled(path)
-    assert not mark.exists() and "\n" not in str(error.value) and error.value.code in CODES
-
-
-def test_pickles_from_before_numpy_2_are_read(tmp_path):
-    content = pickle.dumps(good_pair(), 2).replace(b"numpy._core.multiarray", b"numpy.core.multiarray")
-    assert b"numpy.core" in content
-    (tmp_path / "a.pkl").write_bytes(content)
-    assert digits5.pickled(tmp_path / "a.pkl")[1].tolist() == [0, 1, 2, 3]
-    (tmp_path / "b.pkl").write_bytes(pickle.dumps((np.zeros((2, 9, 9), np.uint8), np.arange(2))))
-    with pytest.raises(DataError, match="b.pkl: expected images of 8 x 8 as in a.pkl, got 9 x 9"):
-        digits5.joined([tmp_path / "a.pkl", tmp_path / "b.pkl"])
 
 
 def zeros(*shape):

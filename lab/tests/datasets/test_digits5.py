@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""FedHEAL's digits: who gets what of four domains, which files that takes, and pickles only for those who ask."""
+"""FedHEAL's digits: who gets what of four domains, which files that takes."""
 
 import dataclasses
 import json
@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from cases import each
-from digit_tree import SIZES, drawn, label_of, write_fedbn, write_files
+from digit_tree import label_of, write_files
 from fairflare.cli.main import main
 from fairflare.core.errors import DataError, MissingData, UserError
 from fairflare.core.types import Training
@@ -100,7 +100,7 @@ def test_a_site_needs_its_own_domain_alone(task, files, tmp_path):
     assert task.local_data("site-8", own).size("train") == 18
     with pytest.raises(MissingData, match=r"raw/train-images-idx3-ubyte\.gz; expected:") as error:
         task.local_data("site-1", own)
-    assert "    usps.t.bz2\n" in error.value.tree and "DOMAIN/test.pkl" in error.value.tree
+    assert "    usps.t.bz2\n" in error.value.tree
 
 
 @pytest.mark.parametrize("gone", ["MNIST/raw/t10k-labels-idx1-ubyte", "usps.t.bz2", "test_32x32.mat", "syn/val/7"])
@@ -150,25 +150,6 @@ def test_too_small_shares_are_refused(task):
         dataclasses.replace(task, share=0.05).site_data("site-3")
 
 
-@pytest.mark.parametrize("protocol", [0, 2, 3, 4, 5])
-def test_fedbn_gives_the_same_digits(protocol, tmp_path, monkeypatch):
-    monkeypatch.setenv("FAIRFLARE_DATA", str(write_fedbn(tmp_path, protocol)))
-    task = Digits5(**TINY, layout="fedbn", allow_pickle=True)
-    task.check_data()
-    for domain in DOMAINS:
-        for split in SIZES:
-            images, labels = task.digits(tmp_path, domain, split)
-            expected = drawn(domain, split)
-            assert images.shape == expected[0].shape and (images == expected[0]).all() and (labels == expected[1]).all()
-    assert task.site_data("site-1").size("test") == 9
-
-
-def test_fedbn_has_to_be_asked_for():
-    with pytest.raises(UserError, match="allow_pickle: layout=fedbn reads pickles, and a pickle can run code") as error:
-        load("digits5", "small", layout="fedbn")
-    assert "\n" not in str(error.value)
-
-
 def test_a_class_without_an_image_is_one_line(files, tmp_path, task):
     shutil.copytree(files / "syn", tmp_path / "syn", ignore=lambda folder, names: names if folder.endswith("9") else [])
     with pytest.raises(DataError, match=r"syn/train/9: expected .png, .*found none"):
@@ -184,7 +165,6 @@ def test_a_class_without_an_image_is_one_line(files, tmp_path, task):
         ({"share": 0.6}, "share: expected above 0 and at most 0.5 for 8 sites, got 0.6"),
         ({"alpha": -1}, "alpha: expected a number above 0, or 0 for no label skew, got -1"),
         ({"limit": 1}, "limit: expected at least 2, or none, got 1"),
-        ({"layout": "raw"}, "layout: expected one of files, fedbn, got 'raw'"),
         ({"model": "vgg"}, "model: expected one of small-cnn, .*resnet10.*got 'vgg'"),
         ({"data_seed": -1}, "data_seed: expected 0.*got -1"),
     ],
@@ -197,8 +177,8 @@ def test_bad_options(options, message):
 
 def test_the_papers_settings():
     config = make_config("fedheal", "digits5:paper")
-    chosen = [config.options[key] for key in ("n_sites", "share", "alpha", "model", "limit", "layout")]
-    assert chosen == [20, 0.016667, 0.0, "resnet10", None, "files"]
+    chosen = [config.options[key] for key in ("n_sites", "share", "alpha", "model", "limit")]
+    assert chosen == [20, 0.016667, 0.0, "resnet10", None]
     drawn = np.arange(int(chosen[1] * 60_000))  # of MNIST; a site trains on the paper's 1 %
     assert len(load("digits5", "paper").parts("site-1", drawn)["train"]) == 600
     assert config.training == Training(

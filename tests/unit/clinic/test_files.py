@@ -65,6 +65,21 @@ def test_the_cache_of_several_splits_has_one_bound_in_bytes_and_changes_no_batch
     assert all(torch.equal(a, b) for one, other in zip(batches, plain, strict=True) for a, b in zip(one, other))
 
 
+def test_grey_images_for_a_network_of_three_channels_take_a_third_and_change_no_batch():
+    def read(item):
+        image = torch.randint(256, (1 if item % 4 else 3, 16, 16), generator=torch.Generator().manual_seed(item))
+        return image.expand(3, -1, -1).to(torch.uint8), torch.tensor(item % 2)
+
+    for rows in (torch.tensor([1, 2, 3, 5, 6]), torch.arange(20)):  # grey alone, and with colours
+        room, batches = Room(100 * 3 * SIZE), rows.split(6)
+        kept, plain = (FileSplit(range(20), read, rows % 2, {}, rate, room=room) for rate in (1.0, 0.0))
+        for _ in range(2):
+            pairs = zip(kept.read(batches), plain.read(batches), strict=True)
+            assert all(torch.equal(a, b) for one, other in pairs for a, b in zip(one, other))
+        held = sum(part[: kept._used[times]].nbytes for times, block in kept._blocks.items() for part in block)
+        assert held == sum(8 + (1 if row % 4 else 3) * 256 for row in rows.tolist())
+
+
 def test_what_a_split_held_is_free_again_when_nobody_needs_it(monkeypatch):
     monkeypatch.setattr(files, "HERE", room := Room(20 * SIZE))
     for _ in range(3):

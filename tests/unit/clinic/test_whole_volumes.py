@@ -85,7 +85,9 @@ def broken_files(tmp_path, image, mask, affine):
     png = tmp_path / "x.png"
     png.write_bytes(b"")
     return {
-        "4d": (Item(write(tmp_path / "4d.nii", np.stack([image] * 2, 3), affine), own), "not_3d", "40x36x30x2"),
+        "4d": (Item(write(tmp_path / "4d.nii", np.stack([image] * 9, 3), affine), own), "not_3d", "40x36x30x9"),
+        "contrasts": (Item(write(tmp_path / "2.nii", np.stack([image] * 2, 3), affine), own), "shape", "got 2"),
+        "masks": (Item(good, write(tmp_path / "m.nii", np.stack([mask] * 2, 3), affine)), "not_3d", "got 2 contrasts"),
         "flat": (Item(write(tmp_path / "2d.nii", image[:, :, :1], affine), own), "not_3d", "40x36x1"),
         "picture": (Item(png, own), "not_3d", "a picture"),
         "cut": (Item(cut, own), "unreadable", "cut.nii.gz"),

@@ -332,11 +332,7 @@ def test_the_simulators_sites_say_the_same(table_run, tmp_path, capsys):
 
     Nobody is asked for a training split: the tables have none.
     """
-    for k, name in enumerate(("harbour", "hill")):
-        table = tmp_path / "new" / f"{name}.csv"
-        write_hospital(table, seed=k)
-        head, *rows = table.read_text().splitlines()
-        table.write_text("\n".join([f"{head},split", *(f"{row},test" for row in rows)]) + "\n")
+    write_test_rows(tmp_path / "new")
     content, _ = evaluated(capsys, table_run, tmp_path / "new", out=tmp_path / "here")
     far, _ = evaluated(capsys, table_run, tmp_path / "new", "--env", "sim", out=tmp_path / "sim")
     assert far == content and list(far["sites"]) == ["harbour", "hill"]
@@ -348,6 +344,27 @@ def test_the_simulators_sites_say_the_same(table_run, tmp_path, capsys):
     assert call(capsys, "verify", tmp_path / "sim")[0] == 0 and call(capsys, "report", tmp_path / "sim")[0] == 0
     log = (tmp_path / "sim" / "audit.jsonl").read_text()
     assert "PAT-" not in log and str(tmp_path) not in log
+
+
+def write_test_rows(folder):
+    """Tables of two hospitals, all rows for testing."""
+    for k, name in enumerate(("harbour", "hill")):
+        table = write_hospital(folder / f"{name}.csv", seed=k)
+        head, *rows = table.read_text().splitlines()
+        table.write_text("\n".join([f"{head},split", *(f"{row},test" for row in rows)]) + "\n")
+
+
+def test_sites_that_never_trained_evaluate_the_whole_of_a_network_with_adapters(tables, tmp_path, capsys):
+    pytest.importorskip("peft")
+    tuned = ["--set", "model=mlp", "--tune", "lora", "--set", "tune_rank=1", "--rounds", 2, "--no-solo"]
+    trained = run(tmp_path / "run", "fedavg", "--datalists", tables, *OWN, *tuned)
+    write_test_rows(tmp_path / "new")
+    content, _ = evaluated(capsys, trained, tmp_path / "new", out=tmp_path / "here")
+    far, _ = evaluated(capsys, trained, tmp_path / "new", "--env", "sim", out=tmp_path / "sim")
+    for site, expected in content["sites"].items():
+        own = far["sites"][site]["metrics"]["auc_ovo"]
+        assert own["value"] == pytest.approx(expected["metrics"]["auc_ovo"]["value"], abs=1e-6)
+        assert own["low"] is not None
 
 
 def test_a_job_stops_at_too_few(table_run, tmp_path, capsys):

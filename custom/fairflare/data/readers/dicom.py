@@ -41,16 +41,11 @@ def is_dicom(path: Path) -> bool:
 
 def holds_image(path: Path) -> bool:
     """Whether a DICOM file says that it has pixels; reports, presentation states and contours have none."""
-    return bool(_told(path, "Rows"))
+    return bool(told(path, "Rows"))
 
 
-def series_of(path: Path) -> str | None:
-    """The number of the series that a file is of; None where it does not say, or cannot be read."""
-    found: str | None = _told(path, "SeriesInstanceUID")
-    return found
-
-
-def _told(path: Path, name: str) -> Any:
+def told(path: Path, name: str) -> Any:
+    """The attribute ``name`` of a file's header; None where it does not say, or cannot be read."""
     try:
         found = pydicom_quietly().dcmread(path, stop_before_pixels=True, defer_size=DEFERRED, specific_tags=[name])
         return found.get(name)

@@ -6,7 +6,7 @@ from __future__ import annotations
 import hashlib
 import math
 import weakref
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from threading import Lock
@@ -83,11 +83,12 @@ class FileSplit:
         self.seen: dict[int, tuple[bytes, float]] = {}
         """Row -> of an image that ``errors`` has read its digest, b"" where all pixels are alike; the largest share of
         it that a structure of its mask fills, nan without a mask."""
-        self._kept: dict[int, int] = {}
-        """Row -> its place in ``_blocks``."""
-        self._blocks: Example | None = None
+        self._kept: dict[int, tuple[int, int]] = {}
+        """Row -> the key of its block, and its place there."""
+        self._blocks: dict[int, Example] = {}
         """Inputs and targets that are kept, each in one piece: thousands of pieces, with what is freed between them,
-        took several times the memory."""
+        took several times the memory. Key: of images that are one channel, repeated, how often; else 0."""
+        self._used = Counter[int]()
         self._taken: list[int] = []
         weakref.finalize(self, self._room.give, self._taken)
 
@@ -96,8 +97,10 @@ class FileSplit:
 
     def example(self, row: int) -> Example:
         """Example number ``row``; raises DataError where it cannot be read."""
-        if self._blocks is not None and (place := self._kept.get(row)) is not None:
-            return self._blocks[0][place], self._blocks[1][place]
+        if (kept := self._kept.get(row)) is not None:
+            (times, place), (inputs, targets) = kept, self._blocks[kept[0]]
+            one = inputs[place]
+            return (one.expand(times, *one.shape[1:]) if times else one), targets[place]
         found = self.reader(self.items[row])
         if row < self._share:
             with _KEEPING:
@@ -105,17 +108,21 @@ class FileSplit:
         return found
 
     def _keep(self, row: int, found: Example) -> None:
-        if self._blocks is None:
+        image = found[0]
+        grey = image.dtype == torch.uint8 and image.ndim > 2 and len(image) > 1 and bool((image[1:] == image[:1]).all())
+        times = len(image) if grey else 0
+        found = (image[:1] if grey else image, found[1])
+        if times not in self._blocks:
             size = sum(part.nbytes for part in found)
-            n = self._room.take(self._share, size)
+            n = self._room.take(self._share - len(self._kept), size)
             self._taken.append(n * size)
-            self._blocks = (found[0].new_empty((n, *found[0].shape)), found[1].new_empty((n, *found[1].shape)))
-        place = len(self._kept)
-        same = all(part.shape == block.shape[1:] for part, block in zip(found, self._blocks, strict=True))
-        if row not in self._kept and place < len(self._blocks[0]) and same:
-            for part, block in zip(found, self._blocks, strict=True):
+            self._blocks[times] = (found[0].new_empty((n, *found[0].shape)), found[1].new_empty((n, *found[1].shape)))
+        blocks, place = self._blocks[times], self._used[times]
+        same = all(part.shape == block.shape[1:] for part, block in zip(found, blocks, strict=True))
+        if row not in self._kept and place < len(blocks[0]) and same:
+            for part, block in zip(found, blocks, strict=True):
                 block[place] = part
-            self._kept[row] = place
+            self._kept[row], self._used[times] = (times, place), place + 1
 
     def errors(self, tell: Callable[[int], None] = lambda done: None) -> list[DataError]:
         """Read every example once and return what is wrong with those that cannot be read; ``tell`` how many are."""

@@ -19,7 +19,9 @@ UNREAD: dict[str, tuple[str, str]] = {
     **dict.fromkeys((".img", ".hdr", ".mgz"), ("another volume format", VOLUME)),
     **dict.fromkeys((".mha", ".mhd", ".nhdr"), ("MetaImage, or NRRD in two files", f"{VOLUME}: {SIMPLE_ITK}")),
     **dict.fromkeys((".dcm.gz", ".csv.gz", ".zip"), ("packed", "unpacked files")),
-    **dict.fromkeys((".ods", ".rds"), ("a table of LibreOffice or R", TABLE)),
+    **dict.fromkeys((".ods", ".rds", ".rdata"), ("a table of LibreOffice or R", TABLE)),
+    **dict.fromkeys((".feather", ".arrow", ".sqlite", ".db", ".mdb", ".accdb"), ("Arrow or a database", TABLE)),
+    **dict.fromkeys((".xml", ".ndjson", ".jsonl"), ("XML or JSON lines", TABLE)),
 }
 """Ending of a file's name, in lower case -> its format, and what to convert it to."""
 MASKS = "masks (x_mask.png beside x.png), or a table of images and classes"

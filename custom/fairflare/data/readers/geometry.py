@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import Any, Literal
@@ -194,6 +194,28 @@ def contrasts_in(images: Sequence[str]) -> tuple[dict[str, list[str]], list[str]
         match = CONTRAST.fullmatch(stem(path))
         if match and (not match[2].isdigit() or PurePosixPath(path).parent.name.lower() in IMAGE_FOLDERS):
             groups.setdefault(f"{PurePosixPath(path).parent}/{match[1]}", {})[match[2].lower()] = path
+    return _whole(groups, images)
+
+
+def volumes_in(files: Mapping[str, Path]) -> dict[str, Path]:
+    """``files`` with one for each series of DICOM, its first."""
+    found: dict[tuple[str, str], str] = {}
+    for name, path in files.items():
+        uid = dicom.told(path, "SeriesInstanceUID") if form_of(path) == "dicom" else None
+        found.setdefault((str(path.parent), str(uid)) if uid else ("", str(path)), name)
+    return {name: files[name] for name in found.values()}
+
+
+def series_in(volumes: Mapping[str, Path]) -> tuple[dict[str, list[str]], list[str]]:
+    """As ``contrasts_in``, of the DICOM series of a study by their descriptions; ``volumes``: their first files."""
+    groups: dict[str, dict[str, str]] = {}
+    for name, path in volumes.items():
+        study, said = (str(dicom.told(path, key) or "") for key in ("StudyInstanceUID", "SeriesDescription"))
+        groups.setdefault(study, {}).setdefault((said or path.parent.name).lower(), name)
+    return _whole(groups, list(volumes))
+
+
+def _whole(groups: Mapping[str, Mapping[str, str]], images: Sequence[str]) -> tuple[dict[str, list[str]], list[str]]:
     sets = Counter(tuple(sorted(own)) for own in groups.values())
     usual, n = sets.most_common(1)[0] if sets else ((), 0)
     if not 2 <= len(usual) <= MOST_CONTRASTS or n < ALIKE * len(groups) or n * len(usual) < ALIKE * len(images):

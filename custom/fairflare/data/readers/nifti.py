@@ -76,6 +76,14 @@ def opened(path: Path) -> Checked:
     return Checked(image, shape[0], shape[1], shape[2], channels)
 
 
+def axes(image: Any) -> list[int]:
+    """Voxels of nibabel's ``image`` along each axis in space, and last the contrasts on the fourth, 1 or more."""
+    shape = [int(n) for n in image.shape]
+    while len(shape) > 3 and shape[-1] == 1:
+        shape.pop()
+    return shape if len(shape) > 3 else [*shape, 1]
+
+
 def read(path: Path, frame: int | None = None, *, window: str = "") -> stored.Stored:
     """One slice along the last axis, number ``frame`` from 0; of a file with one slice it need not be named.
 

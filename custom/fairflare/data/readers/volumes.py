@@ -22,7 +22,7 @@ from fairflare.core.execution import moved
 from fairflare.core.seeds import derive
 from fairflare.core.types import Batch, SplitName
 from fairflare.data.readers import dicom, nifti
-from fairflare.data.readers.datalist import Contrasts, Frame, Item, Source
+from fairflare.data.readers.datalist import MOST_CONTRASTS, Contrasts, Frame, Item, Source
 from fairflare.data.readers.geometry import form_of, geometry_of
 from fairflare.data.readers.limits import check
 from fairflare.data.readers.pictures import POINTS, Looked, is_measured, name_of, structure_masks
@@ -129,9 +129,9 @@ def _bytes(image: Any) -> Tensor:
 
 
 def contrasts_of(source: Source) -> list[Volume]:
-    """Each contrast of a volume, one of a plain file; DataError as ``read``, "shape" where they lie on other grids."""
+    """Each contrast of a volume, files or the fourth axis of one; DataError as ``read``, "shape" of several grids."""
     if not isinstance(source, Contrasts):
-        return [read(source)]
+        return _read(source)
     found = [read(one) for one in source.parts]
     for part, one in zip(source.parts[1:], found[1:], strict=True):
         _check_alike(found[0], one, source.name, f"the contrast {part.name}")
@@ -145,32 +145,40 @@ def read(source: Source, *, mask: bool = False) -> Volume:
         DataError: "unreadable"; "not_3d" for files of fewer or more axes; "nonfinite"; "spacing" where voxels have no
             size that can be; "series" where slices do not make up one volume.
     """
+    found = _read(source, mask)
+    if len(found) > 1:
+        raise DataError("not_3d", f"{name_of(source)}: expected one volume, got {len(found)} contrasts in a file")
+    return found[0]
+
+
+def _read(source: Source, mask: bool = False) -> list[Volume]:
     if not isinstance(source, Path):
         raise DataError("entry", f"{name_of(source)}: expected a volume's file, got one slice of it")
     form = form_of(source)
     if form == "picture":
         raise DataError("not_3d", f"{source.name}: expected a volume (NIfTI, or a DICOM series), got a picture")
-    found = _nifti(source) if form == "nifti" else _series(source, mask)
-    edges, turn = found.spacing, found.affine[:3, :3]
-    flat = not np.isfinite(found.affine).all() or abs(np.linalg.det(turn)) < 0.01 * math.prod(edges)
+    found = _nifti(source) if form == "nifti" else [_series(source, mask)]
+    edges, affine = found[0].spacing, found[0].affine
+    turn = affine[:3, :3]
+    flat = not np.isfinite(affine).all() or abs(np.linalg.det(turn)) < 0.01 * math.prod(edges)
     if flat or not ((edges >= SHORTEST) & (edges <= LONGEST)).all():
         shown = " x ".join(f"{edge:.4g}" for edge in edges)
         raise DataError("spacing", f"{source.name}: expected voxels of {SHORTEST:g} to {LONGEST:g} mm, got {shown}")
     return found
 
 
-def _nifti(path: Path) -> Volume:
+def _nifti(path: Path) -> list[Volume]:
     image = nifti.checked(path)
-    shape = [int(n) for n in image.shape]
-    while len(shape) > 3 and shape[-1] == 1:
-        shape.pop()
-    if len(shape) != 3 or min(shape) < 2:
+    *shape, contrasts = nifti.axes(image)
+    if len(shape) != 3 or min(shape) < 2 or contrasts > MOST_CONTRASTS:
         got = "x".join(map(str, image.shape))
-        raise DataError("not_3d", f"{path.name}: expected one volume of three axes, got {got} voxels")
-    check(path.name, pixels=math.prod(shape))
+        text = f"expected one volume of three axes, or {MOST_CONTRASTS} contrasts at most on a fourth"
+        raise DataError("not_3d", f"{path.name}: {text}, got {got} voxels")
+    check(path.name, pixels=math.prod(shape) * contrasts)
     with guarded(path):
-        voxels = np.asarray(image.dataobj).reshape(shape)
-    return Volume(Stored(finite(path, voxels)), np.asarray(image.affine, dtype=np.float64))
+        voxels = np.asarray(image.dataobj).reshape(*shape, contrasts)
+    affine = np.asarray(image.affine, dtype=np.float64)
+    return [Volume(Stored(finite(path, voxels[..., k])), affine) for k in range(contrasts)]
 
 
 def _series(path: Path, mask: bool) -> Volume:
@@ -201,7 +209,7 @@ def _slices(path: Path) -> list[Frame]:
     uid, found = first.get("SeriesInstanceUID"), []
     for other in sorted(path.parent.iterdir()):  # a link there may lead anywhere
         may_be = other == path or (not other.is_symlink() and other.is_file() and dicom.is_dicom(other))
-        if may_be and dicom.series_of(other) == uid:
+        if may_be and dicom.told(other, "SeriesInstanceUID") == uid:
             found.append(Frame(other, 0))
     return found
 

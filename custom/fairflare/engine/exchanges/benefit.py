@@ -19,6 +19,7 @@ from fairflare.engine.answers import PlainAtSite
 from fairflare.engine.benefit import DRAWS, HIGH, LEVEL, LOW, ROUNDS, N, Pair, measured, reports
 from fairflare.engine.checks import Refused, Rejection, checked_scalars, first_good, left_out, silent
 from fairflare.engine.exchanges.base import TIMES, Ended, Exchange, OfRun
+from fairflare.engine.exchanges.train import TrainAtSite
 from fairflare.engine.hashes import model_hash
 from fairflare.engine.memory import AskedAgain, check_last
 from fairflare.engine.straggler_policy import LATE, EarlyEnd
@@ -50,7 +51,8 @@ class BenefitAtSite:
     def by_itself(self, site: Site) -> Site:
         """The site as it would be in a run of the method ``solo``: nothing that it answers leaves."""
         own: dict[str, Any] = {"trainer": self.alone.trainer, "memory": self.alone.memory, "aggregation": PlainAtSite()}
-        none: dict[str, Any] = {"exchanges": {}, "egress": None, "referee": None, "receives": {}, "probes": ()}
+        train = {"train": TrainAtSite(validates=False)}
+        none: dict[str, Any] = {"exchanges": train, "egress": None, "referee": None, "receives": {}, "probes": ()}
         return dataclasses.replace(site, **own, **none)
 
     def _solo(self, site: Site, instruction: Instruction) -> Answer:

@@ -90,9 +90,8 @@ def first_known(run: OfRun, model: StateDict) -> Known:
     plan, _ = plan_of(config, task)
     weight: Any = getattr(network, "weight", None)
     width = weight.numel() if run.parts.trainer.sums_only and weight is not None else 0
-    expected(
-        "decision", 0 < width <= MAX_COLUMNS, f"the method glm on a table of at most {MAX_COLUMNS} features", width
-    )
+    most = f"the method glm on a table of at most {MAX_COLUMNS} features (in a job; more without --env)"
+    expected("decision", 0 < width <= MAX_COLUMNS, most, width)
     start = np.zeros(width + 1)
     if {"weight", "bias"} <= model.keys():
         at = np.concatenate([model["bias"].double().numpy(), model["weight"].double().numpy().ravel()])

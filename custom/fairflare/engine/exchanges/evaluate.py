@@ -30,10 +30,12 @@ class EvaluateAtSite:
     Attributes:
         describe: what the site keeps of its training inputs, for new ones, with the final model.
         trivial: its data -> split -> metrics of an answer that needs no network, to read the final model's against.
+        intervals: whether the final model's results have intervals over the site's test patients.
     """
 
     describe: Callable[[SiteData], Mapping[str, Any]] = lambda data: {}
     trivial: Callable[[SiteData], Mapping[str, Mapping[str, float]]] = lambda data: {}
+    intervals: bool = True
 
     def __post_init__(self) -> None:
         self._untrained: dict[str, Any] | None = None
@@ -96,6 +98,6 @@ class EvaluateAtSite:
         found: dict[SplitName, Predictions] = {"val": site.predict("val")}
         found["test"] = site.predict("test", both if keeps else None)
         shown = results(found, site.examples, site.scoring, site.groups, site.min_count)
-        if shows:
+        if shows and self.intervals:
             shown |= over_patients(found["test"], site.scoring, site.min_count, shown["test"], site.patients("test"))
         return shown, Cases(*joined(kept)[:2], found["test"][-1], site.patients("test")) if keeps else None

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection, Mapping, MutableMapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -27,8 +28,15 @@ TRAINED = "trained model"
 """Key of a site's memory under which the round's model lies for ``compare``."""
 
 
+@dataclass
 class TrainAtSite:
-    """The site's half; the server's is the round itself, see ``engine.loop`` and ``engine.combination``."""
+    """The site's half; the server's is the round itself, see ``engine.loop`` and ``engine.combination``.
+
+    Attributes:
+        validates: whether it measures the received model first.
+    """
+
+    validates: bool = True
 
     @property
     def tasks(self) -> Mapping[str, Work]:
@@ -41,7 +49,7 @@ class TrainAtSite:
             raise EgressRefused(reason)
         site.network.load_state_dict(work.received)
         clock = Clock()
-        work.received_metrics = metrics = site.score("val")
+        work.received_metrics = metrics = site.score("val") if self.validates else {}
         clock.lap("validate")
         scalars = measured(site.probes, work, "received")
         clock.lap("probe")

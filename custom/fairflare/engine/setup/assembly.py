@@ -31,7 +31,7 @@ from fairflare.engine.setup import tasks
 from fairflare.engine.setup.at_site import build_site, draws, leaves, of_run
 from fairflare.engine.setup.config import RunConfig, composed_title, site_of_client
 from fairflare.engine.setup.config_checks import refuse_pooling
-from fairflare.engine.setup.parts import Parts
+from fairflare.engine.setup.parts import Parts, is_scored
 from fairflare.engine.setup.tuning import sizes
 from fairflare.engine.setup.weights import keep
 from fairflare.engine.straggler_policy import EarlyEnd
@@ -68,8 +68,6 @@ def build_federation(
     view, task, best = view_of(of_run(config, parts)), parts.task, parts.task.metric(parts.task.headline)
     by = config.best_by, config.best_weight
     scored = config.training.rounds if config.score_rounds == "all" else LAST if task.table_sets() else 1
-    # Of one model that the sites use.
-    is_scored = task.has_test_sets and not parts.counts_own
     threads = getattr(transport, "processes", 1)  # on as many cores as the sites, which wait meanwhile
     return Federation(
         rule=parts.rule,
@@ -89,7 +87,7 @@ def build_federation(
         groups=parts.grouping.names,
         leave_out=config.leave_out,
         accept=config.accept,
-        score=scorer(parts, config.training.batch_size, threads) if is_scored else None,
+        score=scorer(parts, config.training.batch_size, threads) if is_scored(parts) else None,
         scored_rounds=scored,
         selector=parts.selector,
         server_optimizer=parts.server_optimizer,
@@ -137,7 +135,8 @@ def _gate(config: RunConfig, parts: Parts, view: View) -> Gate:
 
 def save_config(config: RunConfig, parts: Parts, folder: Path, env: str) -> None:
     """Write ``config.json``: the run's configuration and what a reader should know beside it; first given weights."""
-    keep(config.init_from, folder)
+    if parts.origin:  # a server may have no body
+        keep(config.init_from, folder)
     save_text(folder / CONFIG, json_text(_described(config, parts, env)))
 
 

@@ -140,6 +140,8 @@ def build_site(
     least = min_count if config.secure_sum == NONE else None
     keep = (lambda data: {}) if config.evaluation else described
     halves["evaluate"] = EvaluateAtSite(keep, partial(untrained, parts.task, min_count=least))
+    if "/" in config.fold:  # one of many, whose patients are looked at together
+        halves["evaluate"] = EvaluateAtSite(keep, intervals=False)
     return Site(
         name=name,
         data=None,

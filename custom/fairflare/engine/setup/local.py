@@ -113,6 +113,12 @@ class LocalSites:
         if isinstance(self.transport, InWorkers):
             self.transport.close()
 
+    def save(self) -> None:
+        """Write the memories of sites in this process, which a run that does not last has not written."""
+        if isinstance(self.transport, InProcess):
+            for site in self.transport.members():
+                site.memory.save()
+
 
 def local_sites(
     config: RunConfig,

@@ -3,8 +3,10 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from torch import nn
@@ -12,30 +14,43 @@ from torch import nn
 from fairflare.aggregators.bounded import bounded
 from fairflare.core.errors import UserError
 from fairflare.core.execution import default_device
+from fairflare.engine.files import read_model
 from fairflare.engine.setup.run_config import RunConfig
-from fairflare.engine.setup.site_parts import Parts, chosen_probes, site_parts, without_weights
+from fairflare.engine.setup.site_parts import TUNING, Parts, chosen_probes, site_parts, without_weights
 from fairflare.engine.setup.weights import Origin, start_from
 from fairflare.trainers.base import Trainer
 
 __all__ = ["Parts", "build_parts", "chosen_probes", "stacks_well", "without_folders", "without_weights"]
 
 
-def build_parts(config: RunConfig, *, at_site: bool = False) -> Parts:
-    """``site_parts`` with the rule within the run's bounds; ``at_site``: they start from no given weights."""
+def build_parts(config: RunConfig, *, at_site: bool = False, start: Path | None = None) -> Parts:
+    """``site_parts`` with the rule within the run's bounds; ``at_site``: they start from no given weights.
+
+    ``start``: at a server without the frozen body, the file with the initial values of what trains.
+    """
 
     def begin(network: nn.Module, trainer: Trainer) -> Origin | None:
-        if not config.init_from:
+        if not config.init_from or start:
             return None
         return start_from(config.init_from, network, trainer.personal_entries(network.state_dict()))
 
     found = site_parts(config, None if at_site else begin)
     parts = replace(found, rule=bounded(found.rule, config.bounds))
+    if start:
+        parts.network.load_state_dict(read_model(start))
+        importlib.import_module(TUNING).forget_body(parts.network)
+        parts = replace(parts, model={key: value.clone() for key, value in parts.network.state_dict().items()})
     if config.stacked:
         from fairflare.trainers.vmap_training import unstackable
 
         if reason := unstackable(parts.network, parts.trainer, config.training, default_device()):
             raise UserError(f"stacked: {reason}")
     return parts
+
+
+def is_scored(parts: Parts) -> bool:
+    """Whether the server scores models itself, on test sets that all sites share."""
+    return parts.task.has_test_sets and not parts.counts_own
 
 
 def stacks_well(parts: Parts, config: RunConfig) -> bool:

@@ -93,6 +93,13 @@ def whole(network: nn.Module) -> nn.Module:
     return network
 
 
+def forget_body(network: nn.Module) -> None:
+    """Let go of the frozen values and keep their shapes: what a server needs, which computes nothing with them."""
+    for module in network.modules():
+        for name in getattr(module, FROZEN, ()):
+            module._buffers[name] = module.get_buffer(name).to("meta")
+
+
 def sizes(network: nn.Module) -> tuple[int, int]:
     """Numbers that train, and numbers of the network in all."""
     trained = sum(parameter.numel() for parameter in network.parameters())
