@@ -83,7 +83,7 @@ jobs: $(STAMP)
 
 lock: $(STAMP)
 	@$(BIN)/python -m pip install -qq --disable-pip-version-check uv
-	@$(BIN)/uv pip compile setup.cfg -q --extra images --extra web -c constraints.txt --universal --python-version 3.10 --generate-hashes \
+	@$(BIN)/uv pip compile setup.cfg -q --extra images -c constraints.txt --universal --python-version 3.10 --generate-hashes \
 		--no-annotate --no-header --upgrade -o requirements.lock.txt
 
 sbom: $(STAMP)

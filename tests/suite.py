@@ -69,7 +69,6 @@ COSTS = {  # CPU seconds of a file's tests and of what they start, roughly; a fi
     "test_task_contract": 23,
     "test_resume": 20,
     "test_privacy_filters": 20,
-    "test_new": 20,
     "test_ten_questions": 30,
     "test_site": 16,
     "test_bits": 20,
@@ -261,9 +260,9 @@ def _deployed(file):
 def nobody_waits(request, monkeypatch):
     """Commands in this process say nothing of the time they take: on a busy machine no test expects such lines."""
     if request.path.stem != "test_waiting":
-        from fairflare.studies import waiting
+        from fairflare.studies import display
 
-        monkeypatch.setattr(waiting, "SOON", 3600.0)
+        monkeypatch.setattr(display, "SILENCE", 3600.0)
 
 
 LAID_OUT = (

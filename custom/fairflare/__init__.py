@@ -11,7 +11,6 @@ if TYPE_CHECKING:
     from fairflare.api import Federation as Federation
     from fairflare.api import compare as compare
     from fairflare.api import decide as decide
-    from fairflare.api import evaluate as evaluate
     from fairflare.core.metric import Metric as Metric
     from fairflare.estimators import FederatedClassifier as FederatedClassifier
     from fairflare.estimators import FederatedRegressor as FederatedRegressor
@@ -29,7 +28,6 @@ _HOMES = {
     "Study": "fairflare.studies.study",
     "compare": "fairflare.api",
     "decide": "fairflare.api",
-    "evaluate": "fairflare.api",
     "metric_frame": "fairflare.inference.frames",
     "tasks": "",
 }
@@ -44,7 +42,6 @@ __all__ = [
     "__version__",
     "compare",
     "decide",
-    "evaluate",
     "metric_frame",
     "tasks",
 ]

@@ -4,8 +4,6 @@
 from __future__ import annotations
 
 import contextlib
-import csv
-import functools
 import html
 import os
 import shutil
@@ -59,7 +57,7 @@ class Report(dict[str, Any]):
 
 
 class Federation:
-    """One federation of a method: what ``fairflare run`` does, from Python, with scikit-learn's conventions.
+    """One federation of a method: what ``fairflare run`` does, from Python.
 
     The data are a task's, or given to ``fit``: a DataFrame with the rows of all hospitals, or a folder.
 
@@ -130,7 +128,6 @@ class Federation:
             registry.get_method(method)
 
     def _reset(self, params: dict[str, Any]) -> None:
-        """As it is before data are known."""
         self._params, self._has_data = params, True
         self._file: RunFile | None = None
         self._named: dict[str, str | None] = {}
@@ -151,26 +148,8 @@ class Federation:
     def config(self) -> RunConfig:
         """Every choice of the run, as ``config.json`` has it; not before there are data."""
         if self._config is None:
-            raise _not_fitted()("Federation: expected data: call fit() first")
+            raise UserError("Federation: expected data: call fit() first")
         return self._config
-
-    def get_params(self, deep: bool = True) -> dict[str, Any]:
-        """The keywords that it was made with, as scikit-learn's ``clone`` takes them; ``deep`` changes nothing."""
-        return dict(self._params)
-
-    def set_params(self, **params: Any) -> Federation:
-        """Change keywords of ``__init__``; what was fitted is forgotten."""
-        self.__init__(**{**self._params, **params})  # type: ignore[misc]  # as a new one, in place
-        self.__dict__.pop("report", None)
-        return self
-
-    def __sklearn_is_fitted__(self) -> bool:
-        return self.folder is not None
-
-    def __sklearn_tags__(self) -> Any:
-        from sklearn.utils import Tags, TargetTags
-
-        return Tags(estimator_type=None, target_tags=TargetTags(required=False))
 
     @classmethod
     def from_yaml(cls, path: Paths, **changes: Any) -> Federation:
@@ -306,7 +285,7 @@ class Federation:
     @property
     def _finished(self) -> Path:
         if self.folder is None:
-            raise _not_fitted()("Federation: expected a run that has ended; call fit() first, or open a folder")
+            raise UserError("Federation: expected a run that has ended; call fit() first, or open a folder")
         return self.folder
 
     @cached_property
@@ -349,17 +328,6 @@ class Federation:
     def classes_(self) -> np.ndarray:
         """(C,) the classes, as the DataFrame of ``fit`` spells them, in the order of ``predict_proba``."""
         return np.array([self._labels.get(name, name) for name in self.report["detail"]["task"]["classes"]])
-
-    @property
-    def feature_names_in_(self) -> np.ndarray:
-        """(F,) names of a table's columns that are predictors."""
-        _ = self._finished
-        return np.array(next(csv.reader([str(self.config.options.get("features", ""))]), []), dtype=object)
-
-    @property
-    def n_features_in_(self) -> int:
-        """F."""
-        return len(self.feature_names_in_)
 
     @property
     def sites(self) -> pandas.DataFrame:
@@ -677,14 +645,6 @@ def _figure(key: str, draw: Any) -> Figure:
     return figure
 
 
-@functools.cache
-def _not_fitted() -> type[UserError]:
-    """What scikit-learn expects of an estimator that has not been fitted, and this package of a user's mistake."""
-    from sklearn.exceptions import NotFittedError
-
-    return type("NotFitted", (UserError, NotFittedError), {})
-
-
 WORDS = ("site", "outcome", "patient", "time", "event", "horizons")
 LISTS = ("groups", "categories", "leave_out", "keep", "missing")
 """Keywords of ``Federation.fit`` that say how a table is read, "outcome" being a label: a text, or several."""
@@ -767,18 +727,6 @@ def _written(frame: pandas.DataFrame, path: Path) -> Path:
 
     path.write_text(text_of(frame), encoding="utf-8")
     return path
-
-
-def evaluate(run: Federation | Paths, data: pandas.DataFrame | Paths, **how: Any) -> pandas.DataFrame:
-    """A finished run's model on labelled data of hospitals that did not train it: ``Federation.evaluate``.
-
-    Args:
-        run: the run, or its folder.
-        data: a DataFrame, or what ``fairflare evaluate`` takes.
-        how: the other keywords of ``Federation.evaluate``.
-    """
-    found = run if isinstance(run, Federation) else Federation.open(run)
-    return found.evaluate(data, **how)
 
 
 def compare(

@@ -19,7 +19,7 @@ from fairflare.report.sections import quantities
 from fairflare.report.values import higher_is_better
 
 RUNS, PAGE, SHOWN_TABLES = "runs.csv", "compare.md", "shown.csv"
-DROPPED = ("compare.json", "compare.csv", "compare.tex", "tables.csv")
+DROPPED = ("compare.json", "compare.csv")
 FIRST = ("method", "trained_with", "seed", "data_seed", "worst_site", "model")
 """Columns before the quantities of the run; model: the first ``SHOWN`` digits of its SHA-256."""
 SHOWN = 16
@@ -85,7 +85,7 @@ def comparison(folder: Path) -> Json:
     headline = lines[0].removeprefix("# ").split(" on ")[0]
     with (folder / RUNS).open(newline="", encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
-    names = [name for name in rows[0] if name not in FIRST]
+    names = [name for name in rows[0] if name in quantities()]
     grouped: dict[str, list[Json]] = {}
     for row in rows:
         figures = {name: float(row[name]) if row[name] else None for name in names}

@@ -17,7 +17,6 @@ LINES = {
     "list": ["list"],
     "tasks": ["tasks"],
     "describe": ["describe", "fedavg"],
-    "new": ["new", "rule", "mine", "--out", "OUT"],
     "run": ["run", "fedavg", *SMALL, "--out", "OUT"],
     "report": ["report", "RUN"],
     "verify": ["verify", "RUN"],
@@ -85,6 +84,25 @@ def test_a_command_without_json_of_its_own_gives_its_lines(capsys):
 
     for_every_command(for_every_command(command)).main(["--json"], standalone_mode=False)
     assert json.loads(capsys.readouterr().out) == {"output": ["one", "two"]}
+
+
+LISTED = re.compile(r"\b\w+(,\w+)+\b")
+FIXED = {"window"}
+"""Options whose commas stand between parts of one value."""
+
+
+@each("name", sorted(every_command()))
+def test_a_list_is_one_text_with_commas_or_the_option_given_again(name):
+    command = every_command()[name]
+    for one in command.params:
+        if not isinstance(one, cli.click.Option) or one.name in FIXED or one.is_flag:
+            continue
+        shows_list = LISTED.fullmatch((one.metavar or "").rpartition("|")[2])
+        assert one.multiple or not shows_list, f"{name} --{one.name}"
+        if one.multiple and shows_list:
+            with cli.click.Context(command) as context:
+                both = [one.process_value(context, given) for given in (("1", "2"), ("1,2",))]
+            assert both[0] == both[1] and "2" in both[0], f"{name} --{one.name}"
 
 
 @each(

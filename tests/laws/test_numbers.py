@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Laws over what people read of a run, of ten kinds of runs: page, terminal, JSON and Python give the same numbers.
+"""Laws over what people read of runs, of ten kinds, and of decisions: page, terminal, JSON and Python agree.
 
 Every printed metric lies in its range, and no verdict word stands against its own interval.
 """
@@ -13,9 +13,10 @@ import pytest
 from bs4 import BeautifulSoup
 
 from cases import each
-from fairflare import Federation
+from fairflare import Federation, decide
 from fairflare.cli.results import run_result
 from fairflare.core.metric import LARGEST_LOSS, named
+from fairflare.decision.study import lines
 
 N = 360
 RNG = np.random.default_rng(5)
@@ -143,3 +144,56 @@ def test_no_verdict_stands_against_its_interval(name, runs):
         if ends and told:
             low, high = map(number, ends.groups())
             assert set(told) == {(low >= 0) - (high <= 0)} and (low, high) != (0, 0), cells
+
+
+@pytest.fixture(scope="module")
+def decision(tmp_path_factory):
+    """The table of ``decide``, the content of decision.json, and the folder."""
+    folder = tmp_path_factory.mktemp("decision") / "join"
+    frame = TWO.drop(columns="sex").assign(hospital=[f"hospital {k % 6}" for k in range(N)])
+    table = decide(frame, **READ | {"keep": ["marker", "lactate", "pulse"]}, outcome="died", repeats=2, out=folder)
+    return table, json.loads((folder / "decision.json").read_text(encoding="utf-8")), folder
+
+
+def triples(text, digits):
+    """Every value with its interval, "+1.2 [-0.3, +2.7]", of a text."""
+    one = rf"([-+\u2212]\d+\.\d{{{digits}}})"
+    return [tuple(map(number, found)) for found in re.findall(rf"{one} \[{one}[,;] {one}\]", text)]
+
+
+def test_a_decision_has_equal_numbers_on_every_page_in_the_terminal_and_in_python(decision):
+    table, content, folder = decision
+    pages = {path: BeautifulSoup((folder / path).read_text("utf-8"), "html.parser") for path in ("join.html",)}
+    said = {line.partition(" (n ")[0]: line for line in lines(content)}
+    (shown,) = [one for one in pages["join.html"].select("table") if "Using minus own" in one.thead.get_text()][:1]
+    rows = {row.th.get_text(): row.get_text(" ") for row in shown.tbody.select("tr")}
+    for site, one in content["sites"].items():
+        expected = []
+        for key in ("U", "J", "D"):
+            of = one["estimands"][key]
+            assert [table.loc[site, f"{key}{end}"] for end in ("", "_low", "_high")] == [
+                of[part] for part in ("value", "low", "high")
+            ]
+            expected.append(tuple(pytest.approx(1000 * of[part], abs=0.051) for part in ("value", "low", "high")))
+        sheet = BeautifulSoup((folder / "sheets" / f"{site}.html").read_text("utf-8"), "html.parser").get_text(" ")
+        assert triples(said[site], 1) == triples(rows[site], 1) == triples(sheet, 1) == expected, site
+        for key in ("verdict", "participation", "reason", "patients", "margin"):
+            assert table.loc[site, key] == one[key], (site, key)
+        assert one["sentence"] in said[site] and one["sentence"] in pages["join.html"].get_text()
+    averages = [triples(line, 2) for line in lines(content) if line.startswith("average")]
+    ends = ("mean", "low", "high")
+    of_all = [[1000 * content["averages"][key][end] for end in ends] for key in ("U", "J", "D")]
+    assert averages == [[tuple(pytest.approx(value, abs=0.0051) for value in of)] for of in of_all]
+
+
+def test_no_answer_of_a_decision_stands_against_its_interval(decision):
+    _, content, _ = decision
+    for site, one in content["sites"].items():
+        of, answer = one["estimands"], one["verdict"]
+        assert all(each["low"] <= each["value"] <= each["high"] for each in of.values()), site
+        assert answer != "alone" or of["J"]["low"] <= one["margin"], site
+        assert answer not in ("use", "use or join") or of["U"]["high"] > 0, site
+        assert answer != "join" or of["J"]["high"] > 0, site
+        assert one["participation"] != "joining adds" or of["D"]["low"] > 0, site
+        assert one["participation"] != "joining costs" or of["D"]["high"] < 0, site
+        assert 0 <= one["p_false"] <= 1 and 0 <= one["mix"]["share"] <= 1, site

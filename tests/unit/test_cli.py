@@ -83,7 +83,7 @@ def test_help_shows_options_by_purpose_and_each_once(command, capsys):
 def test_an_option_that_a_setting_replaces_says_so_on_a_terminal(capsys, monkeypatch, tmp_path):
     """It works in this version, and no help shows it."""
     line = ("export", "fedavg", "--task", "support2", "--server-optimizer", "adam", "--out")
-    monkeypatch.setattr("fairflare.cli.choices.at_terminal", lambda stream: True)
+    monkeypatch.setattr("fairflare.cli.choices.at_terminal", lambda: True)
     code, _, err = call(capsys, *line, tmp_path / "old")
     assert code == 0 and "fairflare: --server-optimizer: is now --set server_optimizer=adam\n" in err
     _, said, _ = call(capsys, "run", "--help")

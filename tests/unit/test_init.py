@@ -355,8 +355,7 @@ def at_a_terminal(answer, *arguments):
 
 
 @pytest.mark.slow
-def test_somebody_at_a_terminal_is_asked(tmp_path, monkeypatch):
-    monkeypatch.undo()  # what is said of waiting is seen, too
+def test_somebody_at_a_terminal_is_asked(tmp_path):
     root = WRITERS["classes"](tmp_path / "our data")
     code, shown = at_a_terminal(b"n\n", "init", root)
     assert code == 0 and "write them? [Y/n]: n" in shown and not (root / "fairflare").exists()

@@ -24,7 +24,7 @@ class Noting(FedAvg):
 
     notes: ClassVar[tuple[Note, ...]] = (
         Note("n_sites", "Sites", per="round"),
-        Note("examples", "Examples", "examples", "site", "bars"),
+        Note("examples", "Examples", "examples", "site"),
         Note("grid", "Grid", per="layer", chart="map"),
     )
 

@@ -139,8 +139,6 @@ def test_a_comparison_has_personal_results_beside_the_shared_ones(tmp_path, caps
     assert shared == methods["fedavg"]["mean"]["mean"], "ditto shares what fedavg shares"
     assert "those of each site's own model" in (tmp_path / "tables" / "compare.md").read_text()
     assert "Shared model: mean" in (tmp_path / "runs" / "compare.html").read_text()
-    assert command(*arguments, "--shared") == 0
-    assert "mean over sites, personal models" in capsys.readouterr().out
 
 
 def test_a_network_without_batchnorm_is_refused_before_anything_starts(tmp_path, capsys):

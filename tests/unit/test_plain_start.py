@@ -50,15 +50,12 @@ def python(*arguments):
         ["list", "--parts", "--json"],
         ["describe", "fedism"],
         ["tasks"],
-        ["new", "rule", "my-own"],
         ["run", "--no-such-option"],
         ["no-such-command"],
     ],
     ids=" ".join,
 )
-def test_what_trains_nothing_imports_nothing_that_trains(command, tmp_path):
-    if command[0] == "new":
-        command = [*command, "--out", str(tmp_path)]
+def test_what_trains_nothing_imports_nothing_that_trains(command):
     code = f"""
 import sys
 from fairflare.cli.main import main

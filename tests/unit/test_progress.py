@@ -65,11 +65,11 @@ SITES = {
     [
         (SITES, "auc", "validation AUC 0.800, worst 0.700 (b)"),
         (SITES, "dice", "validation loss 0.400, worst 0.600 (b)"),
+        (SITES, "accuracy", "validation AUC 0.800, worst 0.700 (b)"),
         (
-            {"a": {"metrics": {"balanced_accuracy": 0.001}}, "b": {"metrics": {"balanced_accuracy": 0.5}}},
+            {"a": {"metrics": {"balanced_accuracy": 0.25}}},
             "balanced_accuracy",
-            "validation balanced accuracy 0.251, worst 0.001 (a); near 0 at 1: the model names hardly any of the "
-            "classes that these sites have",
+            "validation balanced accuracy 0.250, worst 0.250 (a)",
         ),
         ({"a": {"metrics": {"train_loss": 0.5}}}, "auc", "training loss 0.500, worst 0.500 (a)"),
         ({"a": {"metrics": {"auc": float("nan")}}, "b": {}}, "auc", ""),

@@ -122,8 +122,8 @@ def test_a_mistake_is_one_line(text, message, tmp_path, capsys, monkeypatch):
 def test_a_flag_is_true_or_false(tmp_path):
     with pytest.raises(UserError, match="run.yaml: solo: expected true or false, got 3"):
         read_run_file(written(tmp_path, "method: fedavg\ntask: heart\nsolo: 3\n"))
-    found = read_run_file(written(tmp_path, "method: fedavg\ntask: heart\nsolo: false\npooled: false\nrounds: null\n"))
-    assert (found.solo, found.pooled, found.rounds) == (False, False, None)
+    found = read_run_file(written(tmp_path, "method: fedavg\ntask: heart\nsolo: false\nrounds: null\n"))
+    assert (found.solo, found.rounds) == (False, None)
 
 
 HARD = {

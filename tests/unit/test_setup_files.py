@@ -24,7 +24,6 @@ NO_SETUP = {
     "networks/": "the network",
     "engine/": "the round's own loop and what it is made of",
     "cli/console.py": "terminal display",
-    "studies/waiting.py": "terminal display",
     "report/": "display and log",
 }
 """Files whose functions run before the first round without being set-up, and what they are."""

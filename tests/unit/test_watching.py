@@ -11,7 +11,7 @@ from click.testing import CliRunner
 from rich.console import Console
 
 from cases import each
-from fairflare.cli.console import MOST_SITES, Watched, bars, headlines, picture, watch
+from fairflare.cli.console import MOST_SITES, Watched, headlines, picture, watch
 from fairflare.cli.main import cli
 from fairflare.core.errors import UserError
 
@@ -59,8 +59,6 @@ def test_scores_weights_and_who_is_away(tmp_path):
     text = _text(watched, tmp_path)
     assert "round 3 of 6, validation AUC 0.700, worst 0.700 (a)" in text and "about 30 s left" in text
     assert all(len(line) <= 80 for line in text.splitlines())
-    assert "▁▅█" in text and "█··" not in text  # one value alone is neither low nor high
-    assert "▄··" in text
 
 
 def test_a_resumed_run_forgets_the_rounds_that_are_done_again(tmp_path):
@@ -76,12 +74,6 @@ def test_of_many_sites_those_in_need_are_listed(tmp_path):
     text = _text(_watched(_start(sites), _round(1, scores, (sites[-1],))), tmp_path)
     assert "site-0 " in text and "site-465" in text and "site-300" not in text
     assert f"and {466 - MOST_SITES} more sites" in text
-
-
-def test_bars_have_their_own_scale():
-    assert bars([]) == bars([None]) == ""
-    assert bars([1, 2, 3]) == "▁▅█" and bars([2.0, 2.0]) == "▄▄" and bars([None, 1.0, 2.0]) == "·▁█"
-    assert len(bars([float(k) for k in range(100)])) == 16
 
 
 def test_the_command_prints_once_where_output_is_redirected(tmp_path):
@@ -112,30 +104,3 @@ def test_a_log_that_is_none_is_said_in_one_line(line, tmp_path):
     (tmp_path / "audit.jsonl").write_text(f"{json.dumps(_start(['A']))}\n{line}\n")
     with pytest.raises(UserError, match="audit.jsonl: expected a run's log"):
         watch(tmp_path, once=True, every=1.0)
-
-
-def test_the_page_shows_the_same_to_whoever_knows_the_token(tmp_path):
-    from fairflare.cli.console import page_of
-
-    with pytest.raises(UserError, match="expected the folder of a run"):
-        page_of(tmp_path, "secret", 2)
-    lines = [_start(["A", "<b>B"]), _round(1, {"A": 0.8}, ("<b>B",))]
-    (tmp_path / "audit.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    (tmp_path / "log.txt").write_text("round 1\x1b[2J\n")
-    reader, before = page_of(tmp_path, "secret", 2).test_client(), sorted(tmp_path.rglob("*"))
-    for address, headers in (("/", {}), ("/?token=other", {}), ("/?token=secret", {"Host": "elsewhere.org"})):
-        assert reader.get(address, headers=headers).status_code in (400, 403)
-    assert (
-        reader.post("/?token=secret").status_code == 405 and reader.get("/audit.jsonl?token=secret").status_code == 404
-    )
-    found = reader.get("/?token=secret")
-    assert found.status_code == 200 and "script" not in found.text and "<b>B" not in found.text
-    assert (
-        "default-src 'none'" in found.headers["Content-Security-Policy"]
-        and found.headers["Cache-Control"] == "no-store"
-    )
-    assert all(part in found.text for part in ("fedavg on heart:full", "round 1 of 6", "away: no_answer", "refresh"))
-    assert "\x1b" not in found.text and sorted(tmp_path.rglob("*")) == before
-    with (tmp_path / "audit.jsonl").open("a") as log:
-        log.write(json.dumps(_entry("finish", 20, status="completed", reason="")) + "\n")
-    assert "refresh" not in reader.get("/?token=secret").text

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import functools
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal, TypeVar, get_args, get_origin
@@ -13,7 +12,8 @@ import click
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from fairflare.cli.options import PATH, option
+from fairflare.cli.main import at_terminal
+from fairflare.cli.options import PATH, listed, listed_text, option
 from fairflare.core.settings import parse_pairs
 from fairflare.studies.run_file import (
     SUFFIXES,
@@ -27,7 +27,6 @@ from fairflare.studies.run_file import (
     read_run_file,
     say_reasons,
 )
-from fairflare.studies.waiting import at_terminal, started
 
 M = TypeVar("M", bound=Given)
 Command = TypeVar("Command", bound="Callable[..., None] | click.Command")
@@ -96,6 +95,8 @@ def _option(name: str, field: FieldInfo, flag: Flag) -> Callable[[Command], Comm
     if kind is bool:
         return click.option(*names, is_flag=True, help=flag.help)
     words = flag.words or (get_args(kind) if get_origin(kind) is Literal else ())
+    if flag.listed:
+        return (listed if many else listed_text)(*names, metavar=flag.metavar, help=flag.help)
     texts: Any = click.Choice(words) if words else PATH if kind is Path else str
     default: Any = None if many else field.default
     more = {"type": texts, "multiple": many, "default": default, "hidden": not flag.help}
@@ -106,7 +107,7 @@ def _taken(model: type[M], given: dict[str, Any]) -> M:
     """A ``model`` of its fields, taken out of what was ``given``; a terminal shows what replaces an old option."""
     own = {key: given.pop(key) for key in model.model_fields if key in given}
     for name, field in model.model_fields.items():
-        if own.get(name) is not None and Flag() in field.metadata and at_terminal(sys.stderr):
+        if own.get(name) is not None and Flag() in field.metadata and at_terminal():
             click.echo(f"fairflare: --{name.replace('_', '-')}: is now --set {name}={own[name]}", err=True)
     return model.read(own, "--")
 
@@ -139,7 +140,6 @@ def config_options(command: Callable[..., None]) -> Callable[..., None]:
         chosen = _taken(Run, given)
         config = chosen.config()
         say_reasons(config)
-        started()  # processes may be forked from here on
         command(config=config, continued=chosen.continues, **given)
 
     return with_config

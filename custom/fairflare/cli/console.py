@@ -1,21 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What commands say in the terminal: lines, lists, and a run that goes on elsewhere, followed by its audit log.
-
-``watch --web`` shows the same as a page, for a browser on this machine that knows the token.
-"""
+"""What commands say in the terminal: lines, lists, and a run that goes on elsewhere, followed by its audit log."""
 
 from __future__ import annotations
 
-import hmac
 import json
-import logging
-import secrets
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime, timezone
 from itertools import takewhile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import click
 from rich.console import Group, RenderableType
@@ -26,16 +20,12 @@ from rich.table import Table
 from rich.text import Text
 
 from fairflare.core.errors import UserError
-from fairflare.core.extras import need
 from fairflare.core.findings import Finding, merged
 from fairflare.core.validation import some
 from fairflare.engine.files import AUDIT, is_file
-from fairflare.report.values import in_order, rendered
+from fairflare.report.values import in_order
 from fairflare.studies.display import Observer, clean, duration, out, score_words, scored, time_left
 from fairflare.studies.labels import as_text
-
-if TYPE_CHECKING:
-    from flask import Flask, Response
 
 SPLITS = ("train", "val", "test")
 
@@ -139,11 +129,8 @@ def _value(value: Any) -> str:
 
 
 T = TypeVar("T")
-BARS = "▁▂▃▄▅▆▇█"
 SCORED = "scored"
 """Key under which a round's line has what the sites scored."""
-WIDTH = 16
-"""Rounds that a line of bars shows: the last ones."""
 MOST_SITES = 40
 """Sites that are listed, those away and those with the lowest scores first."""
 
@@ -240,8 +227,8 @@ def picture(watched: Watched, folder: Path) -> RenderableType:
         return Group(*lines)
     shown = Table(box=None, pad_edge=False)
     shown.add_column("site", max_width=20)
-    for name in ("score", f"last {WIDTH} rounds", "weight", "", "state"):
-        shown.add_column(name, justify="right" if name in ("score", "weight") else "left", no_wrap=True)
+    for name in ("score", "weight", "state"):
+        shown.add_column(name, justify="left" if name == "state" else "right", no_wrap=True)
     for row in (rows := site_rows(watched)):
         shown.add_row(*map(escape, row))
     left_out = len(watched.start["sites"]) - len(rows)
@@ -249,11 +236,12 @@ def picture(watched: Watched, folder: Path) -> RenderableType:
 
 
 def site_rows(watched: Watched) -> list[list[str]]:
-    """Site, score, its bars, weight, its bars, and state, of the sites that are listed."""
+    """Site, last score, last weight and state, of the sites that are listed."""
     found = []
     for site in _listed(watched, list(watched.start["sites"])):
-        scores, weights = watched.scores(site), watched.weights(site)
-        found.append([site, _last(scores), bars(scores), _last(weights), bars(weights), watched.state(site)])
+        values = (watched.scores(site), watched.weights(site))
+        last = (next((one for one in reversed(each) if one is not None), None) for each in values)
+        found.append([site, *("-" if one is None else f"{one:.3f}" for one in last), watched.state(site)])
     return found
 
 
@@ -267,18 +255,6 @@ def headlines(watched: Watched, folder: Path) -> list[str]:
     ended = ": ".join(filter(None, (watched.finish.get("status"), watched.finish.get("reason"))))
     state = ended if watched.finish else _still(watched, done, total)
     return [*found, ", ".join(filter(None, (f"round {done} of {total}", words))), state]
-
-
-def bars(values: list[float | None]) -> str:
-    """The last values as bars between their smallest and largest; a dot where there is none."""
-    known = [value for value in values[-WIDTH:] if value is not None]
-    if not known:
-        return ""
-    low, spread = min(known), max(known) - min(known)
-    return "".join(
-        "·" if value is None else BARS[round((value - low) / spread * (len(BARS) - 1)) if spread else 3]
-        for value in values[-WIDTH:]
-    )
 
 
 def _still(watched: Watched, done: int, total: int) -> str:
@@ -302,68 +278,9 @@ def _listed(watched: Watched, sites: list[str]) -> list[str]:
     return in_order(sorted(sites, key=need)[:MOST_SITES])
 
 
-def _last(values: list[float | None]) -> str:
-    found = next((value for value in reversed(values) if value is not None), None)
-    return "-" if found is None else f"{found:.3f}"
-
-
-HERE = "127.0.0.1"
-LOG, LINES = "log.txt", 15
-"""The run's log, and how many of its last lines are shown."""
-HEADERS = {
-    "Cache-Control": "no-store",
-    "Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'; frame-ancestors 'none'",
-    "Referrer-Policy": "no-referrer",
-    "X-Content-Type-Options": "nosniff",
-}
-
-
-def serve(folder: Path, *, port: int, every: float) -> None:
-    """Serve the page until Ctrl-C; raises UserError where no run is there, or the port cannot be used."""
-    from werkzeug.serving import make_server
-
-    token = secrets.token_urlsafe(24)
-    logging.getLogger("werkzeug").setLevel(logging.ERROR)  # a line per request would show the token
-    application = page_of(folder, token, every)
-    try:
-        server = make_server(HERE, port, application)
-    except (OSError, SystemExit):  # werkzeug says why, and ends the process
-        raise UserError(f"--port: expected a port of {HERE} that is free, got {port}") from None
-    say(f"http://{HERE}:{server.port}/?token={token}")
-    try:
-        server.serve_forever()
-    finally:
-        server.server_close()
-
-
-def page_of(folder: Path, token: str, every: float) -> Flask:
-    """A site with one page, read-only: it answers those alone who know ``token`` and ask for this machine by name."""
-    need("web", "watch --web")
-    from flask import Flask, abort, request
-
-    watched, site = watched_in(folder), Flask("fairflare")
-    site.config["TRUSTED_HOSTS"] = [HERE, "localhost"]  # a page elsewhere whose name leads here is not one of them
-
-    @site.get("/")
-    def page() -> str:
-        if not hmac.compare_digest(request.args.get("token", "").encode(), token.encode()):
-            abort(403)
-        return rendered("watch", every=round(every), **looked(watched, folder, shown))
-
-    @site.after_request
-    def guarded(response: Response) -> Response:
-        response.headers.update(HEADERS)
-        return response
-
-    return site
-
-
 def shown(watched: Watched, folder: Path) -> dict[str, Any]:
-    """What the page has: headlines, a row per site, the log's last lines, and whether the run goes on."""
+    """The same for a program: headlines, a row per site, and whether the run goes on."""
     rows = site_rows(watched) if watched.start else []
-    log = folder / LOG
-    lines = log.read_text(encoding="utf-8", errors="replace").splitlines()[-LINES:] if log.is_file() else []
     title, *heads = map(clean, headlines(watched, folder))
     left_out = len(watched.start["sites"]) - len(rows) if watched.start else 0
-    texts = {"title": title, "heads": heads, "log": [clean(line) for line in lines]}
-    return {**texts, "rows": rows, "left_out": left_out, "goes_on": not watched.finish}
+    return {"title": title, "heads": heads, "rows": rows, "left_out": left_out, "goes_on": not watched.finish}

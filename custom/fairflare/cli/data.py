@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import shlex
 import sys
@@ -27,7 +26,6 @@ if TYPE_CHECKING:
     from fairflare.studies.display import Counter
 
 LEVEL = "LEVEL"
-LISTS = ("classes", "groups", "categories", "leave_out", "keep", "without", "missing", "event_value", "rename")
 FEW = 3
 """Sites with errors that are named with the flags that leave them out."""
 
@@ -35,35 +33,29 @@ FEW = 3
 @click.command()
 @click.argument("folder", type=options.PATH)
 @click.option("--kind", type=click.Choice([*FORMS]), help="What the data are, where it cannot be found out.")
-@click.option("--classes", multiple=True, metavar="A,B,C", help="Names of the classes or structures, in order.")
-@click.option("--label", default="", metavar=LEVEL, help="The column or folder of the label.")
+@options.listed("--classes", metavar="A,B,C", help="Names of the classes or structures, in order.")
+@options.listed_text("--label", metavar="LEVEL", help="The column or folder of the label; columns of several: A,B.")
 @click.option("--site", default="", metavar=LEVEL, help="The column or folder of the site; none: all are one site.")
 @click.option("--patient", default="", metavar=LEVEL, help="That of the patient; none: each example is one.")
-@click.option("--groups", multiple=True, metavar="A,B", help="Columns or DICOM headers by which patients are grouped.")
-@click.option("--categories", multiple=True, metavar="A,B", help="Columns of numbers that are codes of categories.")
-@click.option("--leave-out", multiple=True, metavar="A,B", help="Columns that are no predictors.")
-@click.option("--keep", multiple=True, metavar="A,B", help="Predictors that are known before the outcome all the same.")
-@click.option(
-    "--missing", multiple=True, metavar="A,B", help="Cells that stand for a missing value: 999, or in a column sex=9."
-)
-@click.option(
-    "--rename", multiple=True, metavar="A=B,C=D", help="Columns of some files, and their names in the others."
-)
+@options.listed("--groups", metavar="A,B", help="Columns or DICOM headers by which patients are grouped.")
+@options.listed("--categories", metavar="A,B", help="Columns of numbers that are codes of categories.")
+@options.listed("--leave-out", metavar="A,B", help="Columns that are no predictors.")
+@options.listed("--keep", metavar="A,B", help="Predictors that are known before the outcome all the same.")
+@options.listed("--missing", metavar="A,B", help="Cells that stand for a missing value: 999, or in a column sex=9.")
+@options.listed("--rename", metavar="A=B,C=D", help="Columns of some files, and their names in the others.")
 @click.option("--exposure", default="", metavar="COLUMN", help="Of a count: the column that it grows with.")
 @click.option("--since", default="", metavar="COLUMN", help="The column of dates that other dates are counted from.")
-@click.option(
-    "--time", default="", metavar="COLUMN", help="Times or, with --since, dates of an event or of the end; A,B."
-)
+@options.listed_text("--time", metavar="A,B", help="Columns of times or, with --since, dates of an event or the end.")
 @click.option("--event", default="", metavar="COLUMN", help="The column that says whether there was an event.")
-@click.option("--event-value", multiple=True, metavar="A,B", help="Its cells that say so; 1 or a word such as dead.")
+@options.listed("--event-value", metavar="A,B", help="Its cells that say so; 1 or a word such as dead.")
 @click.option("--until", default="", metavar="DATE", help="The last day of observation, where no date is no event.")
-@click.option("--horizons", default="", metavar="T,T", help="Time points at which to report survival.")
+@options.listed_text("--horizons", metavar="T,T", help="Time points at which to report survival.")
 @click.option(
     "--mapping", type=options.PATH, metavar="FILE", help="A YAML file by which several rows of a patient become one."
 )
 @click.option("--slices", type=click.IntRange(1, 1000), metavar="N", help="Take every Nth slice of volumes.")
 @click.option("--window", default="", metavar="C,W", help="Centre and width of the grey values; file: each file's own.")
-@click.option("--without", multiple=True, metavar="A,B", help="Sites that are left out.")
+@options.listed("--without", metavar="A,B", help="Sites that are left out.")
 @click.option("--sheet", default="", metavar="NAME", help="The sheet of Excel files that have several.")
 @click.option("--header", default="", metavar="N|N-M", help="The row of the columns' names, or rows to be joined.")
 @click.option(
@@ -142,8 +134,11 @@ def init(
 
 def _chosen(given: dict[str, Any]) -> dict[str, Any]:
     """The options of ``init`` as ``Choices`` takes them."""
-    plain = {"kind": given["kind"] or "", "slices": given["slices"] or 0}
-    return given | {key: _names(given[key]) for key in LISTS} | plain
+    return (
+        given
+        | {key: given[key] or "" for key in ("kind", "label", "time", "horizons")}
+        | {"slices": given["slices"] or 0}
+    )
 
 
 def _propose(folder: Path, mapping: Path, dry_run: bool, given: dict[str, Any]) -> None:
@@ -160,12 +155,6 @@ def _propose(folder: Path, mapping: Path, dry_run: bool, given: dict[str, Any]) 
         console.say(f"written: {mapping}\nnext:\n  read it, then {again}")
 
 
-def _names(texts: Sequence[str]) -> tuple[str, ...]:
-    """The names of every line of CSV, each once."""
-    names = [name.strip() for line in csv.reader(texts, skipinitialspace=True) for name in line]
-    return tuple(dict.fromkeys(filter(None, names)))
-
-
 def _ask(counter: Counter, what: str, readings: Sequence[Reading]) -> int:
     """The reading that somebody at the terminal chooses."""
     with counter.aside():
@@ -179,7 +168,7 @@ def _ask(counter: Counter, what: str, readings: Sequence[Reading]) -> int:
 @click.argument("path", type=options.PATH)
 @click.option("--kind", type=click.Choice([*FORMS]), help="What the data are, where `fairflare init` has not said it.")
 @click.option("--task", metavar="T[:PRESET]", help="Another task that reads files, e.g. prostate:paper.")
-@click.option("--classes", metavar="N", help="Classes or structures: a number, or names A,B,C.")
+@options.classes_option
 @click.option("--site", metavar="NAME", help="The site's name in the task; the configuration file's by default.")
 @click.option("--method", metavar="METHOD", help="The method that the data are for: what only it needs is an error.")
 @click.option("--federation", type=options.PATH, metavar="FILE", help="The federation's file: what the data mean.")
@@ -245,7 +234,7 @@ def preflight(
 @click.command()
 @click.argument("site_config", type=options.PATH)
 @click.option("--kind", type=click.Choice([*FORMS]), required=True, help="What the data are.")
-@click.option("--classes", metavar="N", required=True, help="Classes or structures: a number, or names A,B,C.")
+@options.listed_text("--classes", required=True, metavar="N|A,B", help="Classes: a number, or their names.")
 @click.option("--site", metavar="NAME", help="The site's name in the federation; its kit's or the file's by default.")
 @click.option("--out", type=options.PATH, metavar="FILE", help="Where it goes; <SITE>.fingerprint.json by default.")
 @options.set_option
@@ -266,7 +255,7 @@ def fingerprint(site_config: Path, values: Values, **asked: Any) -> options.Told
 @click.command()
 @click.argument("sources", type=options.PATH, nargs=-1, required=True, metavar="DIR|FILE...")
 @click.option("--kind", type=click.Choice([*FORMS]), help="What the data in DIR are.")
-@click.option("--classes", metavar="N", help="Classes or structures of DIR: a number, or names A,B,C.")
+@options.classes_option
 @click.option(
     "--out", type=options.PATH, metavar="FILE", help="Also write the plan, for --plan of run, compare and export."
 )

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from fairflare.cli.choices import choices_options, run_options
-from fairflare.cli.options import PATH, Told, as_json, grid_options, option
+from fairflare.cli.options import PATH, Told, as_json, grid_options, listed, option
 from fairflare.studies.labels import comparison_name
 
 if TYPE_CHECKING:
@@ -117,7 +117,7 @@ def _gain(row: Any) -> str:
 
 @click.command("join-sheet")
 @click.argument("place", type=PATH, metavar="FOLDER|FILE")
-@click.option("--site", "sites", multiple=True, metavar="NAME", help="A hospital; repeat for more. All by default.")
+@listed("--site", "sites", metavar="A,B", help="Hospitals; all by default.")
 @option("--language", type=click.Choice(["en", "de", "fr", "es"]), default="en", help="Of the sheet's texts.")
 @as_json
 def join_sheet(place: Path, sites: tuple[str, ...], language: str) -> Told:

@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from fairflare.cli import console
-from fairflare.cli.options import PATH, Told, as_json, json_option, option, set_option
+from fairflare.cli.options import PATH, Told, as_json, json_option, listed, option, set_option
 from fairflare.core.errors import UserError
 from fairflare.studies.run_file import Values
 
@@ -20,7 +20,7 @@ IN_PROGRESS = 3
 
 @click.command()
 @click.argument("folder", type=PATH)
-@click.option("--site", "sites", multiple=True, metavar="NAME", help="The page for this hospital instead; repeatable.")
+@listed("--site", "sites", metavar="A,B", help="The pages for these hospitals instead.")
 @click.option("--sites", "every", is_flag=True, help="The pages for all hospitals instead.")
 @click.option("--out", type=PATH, metavar="DIR", help="Where these pages are written; FOLDER/editions by default.")
 @click.option("--mlflow", metavar="URI", help="Send it as it is to an MLflow server instead, http://HOST:PORT.")
@@ -134,18 +134,14 @@ def _in_progress(folder: Path, head: str, worker: str, as_json: bool) -> None:
 @click.argument("folder", type=PATH)
 @click.option("--once", is_flag=True, help="Print how far it is and end, as where the output is redirected.")
 @option("--every", type=click.FloatRange(0.2, 3600), default=2.0, help="Seconds between looks.")
-@click.option("--web", is_flag=True, help="As a page for a browser on this machine; its address holds a token.")
-@click.option("--port", type=click.IntRange(0, 65535), default=0, help="Of the page; by default one that is free.")
 @json_option
-def watch(folder: Path, once: bool, every: float, web: bool, port: int, as_json: bool) -> None:
-    """Follow the run in FOLDER: each site's score and weight over the rounds, and who is away.
+def watch(folder: Path, once: bool, every: float, as_json: bool) -> None:
+    """Follow the run in FOLDER: each site's last score and weight, and who is away.
 
     Reads the audit log and changes nothing; Ctrl-C ends the display, not the run. With --json it prints the state once.
     """
     if as_json:
         console.dump(console.looked(console.watched_in(folder), folder, console.shown))
-    elif web:
-        console.serve(folder, port=port, every=every)
     else:
         console.watch(folder, once=once, every=every)
 

@@ -21,7 +21,6 @@ from fairflare.core import lab, plugins
 from fairflare.core.errors import FairFlareError, MissingData, UserError
 from fairflare.core.signals import ends_by_signal, how_it_ended
 from fairflare.core.validation import CONTROL, shown, unlisted
-from fairflare.studies.waiting import at_terminal, starting
 
 LONGEST = 1500
 """Characters of the line."""
@@ -30,6 +29,8 @@ GARBAGE = 5_000
 MISTAKES = {errno.EACCES, errno.EEXIST, errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG}
 MISTAKES |= {errno.ENOENT, errno.ENOTDIR, errno.ENXIO, errno.EPERM, errno.EROFS}
 """Refusals of the system that another argument would not meet; a full disk, say, is a failed run."""
+LOOKS = ("init", "preflight")
+OWN_DATA = ("--data", "--datalists")
 MODULES = {
     "about": "describe list tasks",
     "data": "fingerprint init plan preflight",
@@ -125,7 +126,7 @@ class Commands(click.Group):
                 )
             click.echo("\n".join(f"fairflare {one} {words}" for one, words in self.rows(group)))
             ctx.exit()
-        if group in NEW and at_terminal(sys.stderr):
+        if group in NEW and at_terminal():
             click.echo(f"fairflare {group}: is now fairflare {NEW[group]}", err=True)
         return super().resolve_command(ctx, args)
 
@@ -196,7 +197,10 @@ def main(arguments: list[str] | None = None) -> None:
             if CONTROL.search(word):
                 raise UserError(f"expected arguments that are text without control characters, got {shown(word)}")
         command = shlex.join(["fairflare", *(_without_folders(word) for word in given)])
-        with starting(() if "--quiet" in given else given), ends_by_signal():
+        own = any(word.partition("=")[0] in OWN_DATA for word in given)
+        if at_terminal() and (own or any(word in LOOKS for word in given[:2])) and "--quiet" not in given:
+            click.echo("looking at the data ...", err=True)  # before anything heavy is imported
+        with ends_by_signal():
             code = cli.main(given, standalone_mode=False, obj=command) or 0
     except click.exceptions.NoArgsIsHelpError as help:
         click.echo(first_screen() if help.ctx and help.ctx.command is cli else help.format_message())
@@ -206,6 +210,14 @@ def main(arguments: list[str] | None = None) -> None:
             signal.signal(signal.SIGINT, signal.SIG_IGN)
         code = explained(error)
     sys.exit(code if isinstance(code, int) else 0)
+
+
+def at_terminal() -> bool:
+    """Whether somebody sees what is written to stderr as it comes."""
+    try:
+        return sys.stderr.isatty()
+    except (AttributeError, ValueError):  # there is none, or it is closed
+        return False
 
 
 def _without_folders(word: str) -> str:

@@ -15,7 +15,7 @@ import click
 
 from fairflare.cli import console
 from fairflare.cli.choices import run_options
-from fairflare.cli.options import PATH, Told, as_json, option
+from fairflare.cli.options import PATH, Told, as_json, listed_text, option
 from fairflare.core.errors import UserError
 
 if TYPE_CHECKING:
@@ -143,7 +143,7 @@ def predict(
 @code_option
 @mapping_option
 @site_config_option
-@click.option("--sites", default="", metavar="A,B", help="A job's sites, each with labelled data of its own.")
+@listed_text("--sites", metavar="A,B", help="A job's sites, each with labelled data of its own.")
 @click.option("--export", "job", type=PATH, metavar="JOBDIR", help="Write the FLARE job that evaluates, and no more.")
 @run_options
 @click.option("--out", type=PATH, metavar="DIR", help="Where results go; RUN/evaluation-NAME by default.")
@@ -162,7 +162,7 @@ def evaluate(
     code: tuple[Path, ...],
     mapping: Path | None,
     site_config: Path | None,
-    sites: str,
+    sites: str | None,
     out: Path | None,
     env: str,
     job: Path | None,
@@ -205,7 +205,7 @@ def evaluate(
             raise UserError("DATA: expected a folder with the lists of all sites with --env sim")
         with TemporaryDirectory() as whole:
             chosen = {key: asked[key] for key in ("group_by", "min_count")}
-            config = results.job_config(opened, sites, data, chosen, Path(whole))
+            config = results.job_config(opened, sites or "", data, chosen, Path(whole))
             return _run_job(opened, config, job, env, deployment, out or run / f"{EVALUATION}{env}", force)
     if data is None:
         raise UserError("DATA: expected a hospital's labelled data")

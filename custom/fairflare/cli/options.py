@@ -4,11 +4,12 @@
 from __future__ import annotations
 
 import contextlib
+import csv
 import errno
 import functools
 import io
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -56,12 +57,24 @@ set_option = click.option(
     callback=lambda ctx, param, pairs: parse_pairs(pairs),
     help="A parameter; repeat for more.",
 )
-accept_option = click.option(
-    "--accept", multiple=True, metavar="CODE", help="Preflight's errors of this code are warnings; repeat for more."
-)
-without_option = click.option(
-    "--without", multiple=True, metavar="SITE", help="A site of your own data that is left out; repeat for more."
-)
+
+
+def divided(ctx: click.Context, param: click.Parameter, texts: Sequence[str]) -> tuple[str, ...]:
+    """The names of every line of CSV, each once: "A,B" is "A" and "B" given one by one."""
+    names = [name.strip() for line in csv.reader(texts, skipinitialspace=True) for name in line]
+    return tuple(dict.fromkeys(filter(None, names)))
+
+
+def joined(ctx: click.Context, param: click.Parameter, texts: Sequence[str]) -> str | None:
+    """All that was given as one text with commas."""
+    return ",".join(texts) if texts else None
+
+
+listed = functools.partial(click.option, multiple=True, callback=divided)
+listed_text = functools.partial(click.option, multiple=True, callback=joined, show_default=True)
+accept_option = listed("--accept", metavar="CODE", help="Preflight's errors of this code are warnings.")
+without_option = listed("--without", metavar="A,B", help="Sites of your own data that are left out.")
+classes_option = listed_text("--classes", metavar="N|A,B", help="Classes or structures: a number, or their names.")
 env_option = option("--env", type=click.Choice(["local", "sim"]), default="local", help="Where the federation runs.")
 threads_option = click.option(
     "--sim-threads", type=int, metavar="N", help="Simulator threads; one per site by default."
@@ -173,13 +186,3 @@ def parse_seeds(text: str) -> list[int]:
     if min(seeds) < 0 or len(set(seeds)) < len(seeds):
         raise UserError(f"--seeds: expected different numbers of at least 0, got {shown(text)}")
     return seeds
-
-
-def parse_pareto(text: str) -> tuple[str, str]:
-    """ "mean,worst" -> ("mean", "worst"); raises UserError, before anything runs, on anything but two quantities."""
-    from fairflare.report.sections import quantities
-
-    found = tuple(part.strip() for part in text.split(","))
-    if len(found) != 2 or not set(found) <= set(quantities()):
-        raise UserError(f"--pareto: expected two of {', '.join(quantities())}, got {shown(text)}")
-    return found[0], found[1]

@@ -21,6 +21,7 @@ from fairflare.report.external import discrimination, evaluation, render
 from fairflare.report.personal import remark
 from fairflare.report.sanity_checks import sentences, verdict
 from fairflare.report.sections import quantities as known
+from fairflare.report.sentences import worst_class
 from fairflare.report.values import ends, label, plural, signed, text
 from fairflare.studies.display import note, out
 
@@ -54,7 +55,7 @@ def run_result(report: Mapping[str, Any], folder: Path) -> None:
     show_table(title, ["final model", "mean", "worst site", "best site", "gap"], rows)
     if doubt := verdict(summary):
         out.print(f"[bold red]{escape(doubt)}[/]")
-    for sentence in sentences(summary):
+    for sentence in worst_class(summary) + sentences(summary):
         out.print(escape(sentence))
     for section in summary["after"]:
         _after(section)

@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     default=None,
     help="Each site also trains alone, and reports its benefit of joining; by default on tables and your own data.",
 )
-@click.option("--pooled", is_flag=True, help="Beside it one model on all sites' data, where these may be pooled.")
 @run_options
 @options.threads_option
 @options.workers_option
@@ -37,7 +36,6 @@ def run(
     config: RunConfig,
     continued: Path | None,
     solo: bool | None,
-    pooled: bool,
     env: str,
     deployment: dict[str, Any] | None,
     out: Path | None,
@@ -46,25 +44,12 @@ def run(
     """Run one federation of METHOD and write its report.
 
     METHOD may be a YAML file whose keys are these options: docs/python.md. What is given beside it wins.
-
-    With --pooled DIR holds a folder for this run and one for the pooled one, with their comparison, site by site; the
-    same command goes on with what is missing.
     """
     from fairflare.studies.runs import default_folder, execute, execute_deployed, resumable
     from fairflare.studies.runs import resume as resume_run
 
     folder = out or continued or default_folder(config)
     config = config if continued else with_solo(config, solo, env)
-    if pooled:
-        if deployment:
-            raise UserError(f"--pooled: expected --env local or --env sim, got --env {env}")
-        from fairflare.cli import results
-        from fairflare.studies.comparison import compare_all
-        from fairflare.studies.study import with_references
-
-        folder = out or folder.with_name(f"{folder.name}-with-pooled")
-        comparison = compare_all(with_references(config, ["pooled"]), folder, env=env, **how)
-        return comparison, partial(results.comparison, comparison, folder)
     if deployment:
         summary = execute_deployed(config, folder, force=how["force"] or folder == continued, **deployment)
     elif continued:

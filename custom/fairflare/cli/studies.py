@@ -18,7 +18,7 @@ from fairflare.studies.run_file import say_reasons
 @click.command(cls=Grouped)
 @click.argument("methods", nargs=-1, required=True, metavar="METHOD METHOD...")
 @choices_options
-@options.option("--seeds", default="0", metavar="0,1,2", help="Seeds, matched across methods.")
+@options.listed_text("--seeds", default=["0"], metavar="0,1,2", help="Seeds, matched across methods.")
 @click.option(
     "--grid", multiple=True, metavar="KEY=A,B,C", help="Every METHOD that has KEY, at each value; repeatable."
 )
@@ -28,8 +28,7 @@ from fairflare.studies.run_file import say_reasons
 @options.workers_option
 @options.cache_option
 @options.out_option
-@click.option("--tables", type=options.PATH, metavar="DIR", help="Also write CSV, Markdown, LaTeX and JSON here.")
-@options.option("--pareto", default="mean,worst", metavar="X,Y", help="Two quantities; dominated methods are marked.")
+@click.option("--tables", type=options.PATH, metavar="DIR", help="Also write CSV, Markdown and JSON here.")
 @click.option(
     "--resample",
     type=click.IntRange(0, 10_000),
@@ -39,7 +38,6 @@ from fairflare.studies.run_file import say_reasons
 )
 @click.option("--one-by-one", is_flag=True, help="No run is trained together with others: the bits of `fairflare run`.")
 @click.option("--solo", is_flag=True, help="Each site also reports its benefit of joining, against a model of its own.")
-@click.option("--shared", is_flag=True, help="The shared model's results, also where sites use models of their own.")
 @options.force_option
 @options.as_json
 @click.pass_obj
@@ -54,7 +52,6 @@ def compare(
     env: str,
     out: Path | None,
     tables: Path | None,
-    pareto: str,
     resample: int,
     one_by_one: bool,
     solo: bool,
@@ -78,12 +75,10 @@ def compare(
     if solo:
         configs = [(name, with_benefit(config, can_ask(config))) for name, config in configs]
     folder = out or Path("runs") / comparison_name(task, {**common, "env": env, **({"solo": True} if solo else {})})
-    front = options.parse_pareto(pareto)
     if tables:
         comparison.check_tables(tables)
     again = partial(comparison.look_again, resamples=resample)
-    how["lockstep"] = not one_by_one
-    found = comparison.compare_all(configs, folder, env=env, pareto=front, again=again, **how)
+    found = comparison.compare_all(configs, folder, env=env, lockstep=not one_by_one, again=again, **how)
     if tables:
         comparison.write_comparison(found, tables, command or "fairflare compare")
     return found, partial(results.comparison, found, folder)

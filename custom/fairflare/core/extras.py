@@ -7,7 +7,7 @@ from importlib.util import find_spec
 
 from fairflare.core.errors import UserError
 
-EXTRAS = {"images": ("monai", "nibabel", "nrrd", "pydicom"), "web": ("flask",)}
+EXTRAS = {"images": ("monai", "nibabel", "nrrd", "pydicom")}
 """Extra -> the modules that it brings; matplotlib brings Pillow to everybody."""
 
 

@@ -14,7 +14,7 @@ from fairflare.core.errors import UserError
 from fairflare.core.settings import document
 
 Per = Literal["round", "site", "group", "layer", "cell"]
-Chart = Literal["lines", "bars", "map", "table", "none"]
+Chart = Literal["lines", "map", "table", "none"]
 Over = Literal["last", "mean"]
 DEPTH: dict[str, int] = {"round": 0, "site": 1, "group": 1, "layer": 2, "cell": 2}
 """How many names lead to one number of a note."""
@@ -32,11 +32,11 @@ class Note:
         unit: of its numbers, as "fraction" or "nats"; empty where they have none.
         per: what a number belongs to: "round" (the note is one number), "site" or "group" (name -> number), "layer"
             (layer -> site -> number) or "cell" (site -> group -> number).
-        chart: how a report draws it: "lines" over the rounds, "bars" or a "table" of the last round, a "map" (layers or
-            groups down, sites across), or "none".
+        chart: how a report draws it: "lines" over the rounds, a "table" of the last round, a "map" (layers or groups
+            down, sites across), or "none".
         shares: whether the numbers of a round are fractions that sum to 1: over all sites, groups or cells, or within
             each layer. They are drawn against equal shares.
-        over: what bars, map and table of a two-fold note show: the "last" round, or the "mean" over a number's rounds.
+        over: what map and table of a two-fold note show: the "last" round, or the "mean" over a number's rounds.
         mark_above: > 0: a site or group whose median over the rounds exceeds this many times the median of all medians
             is marked; 0 marks none.
     """

@@ -13,6 +13,7 @@ from fairflare.report.groups import group_words
 from fairflare.report.section import Section
 from fairflare.report.values import (
     Estimate,
+    answer,
     higher_is_better,
     label,
     number,
@@ -133,13 +134,9 @@ LOOKS = {GAINS: (svg.BLUE, "o"), UNCLEAR: ("#777777", "s"), LOSES: (svg.RED, "v"
 
 
 def benefit_figures(run: Json) -> list[str]:
-    """A figure for each metric; [] where the run did not ask, or has more sites than can be drawn."""
-    found = (run.get("benefit") or {}).get("metrics") or {}
-    return [
-        svg.rendered(f"benefit{place}", partial(draw_benefit, one=one))
-        for place, one in enumerate(found.values())
-        if len(one["sites"]) <= svg.MANY
-    ]
+    """A figure of the first metric; [] where the run did not ask, or has more sites than can be drawn."""
+    found = [*((run.get("benefit") or {}).get("metrics") or {}).values()][:1]
+    return [svg.rendered("benefit", partial(draw_benefit, one=one)) for one in found if len(one["sites"]) <= svg.MANY]
 
 
 def draw_benefit(figure: svg.Figure, one: Json) -> str | None:
@@ -166,14 +163,12 @@ def draw_benefits(
     series = []
     for verdict in dict.fromkeys(row["verdict"] for _, row in rows):
         cells = [Estimate.of(row, "benefit") if row["verdict"] == verdict else None for _, row in rows]
-        series.append(svg.Series((words or {}).get(verdict, verdict), cells, *LOOKS[verdict]))
+        series.append(svg.Series((words or {}).get(verdict, answer(verdict)), cells, *LOOKS[verdict]))
     svg.dots(figure, [name for name, _ in rows], series, what + note, at=[(0, "", svg.DARK)], columns=3)
 
 
-"""Groups at sites that a page shows."""
-
-
 SHOWN_GROUPS = 4
+"""Groups at sites that a page shows."""
 
 
 def groups_harmed(summary: Json) -> Json:

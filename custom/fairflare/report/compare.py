@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from math import inf
 from typing import Any
 
@@ -12,22 +12,19 @@ from fairflare.core.metric import named
 from fairflare.report import comparable
 from fairflare.report import fairness as statistics
 from fairflare.report.benefit import VERDICTS
-from fairflare.report.fairness import mean, mean_ci, std, variance, worst
-from fairflare.report.personal import COUNTED, SHOWN, USED, as_used
+from fairflare.report.fairness import mean, mean_ci, std, worst
+from fairflare.report.personal import COUNTED, SHOWN, as_used
 from fairflare.report.sections import quantities
-from fairflare.report.shared_sets import domain_values, domains_are
 from fairflare.report.summary import LABELS_CAVEAT, other_labels
 from fairflare.report.values import MISSING, higher_is_better, in_order, listing, number, plural, signed, stop, with_sd
 
 FORMAT = 1
 ALWAYS_DRAWN = ("initial model", "order")
 """What a run's seed draws whatever the task."""
-PARETO = ("mean", "worst")
-"""The quantities of the Pareto front unless others are asked for."""
 Json = dict[str, Any]
 
 
-def compare(runs: list[Json], pareto: tuple[str, str] = PARETO, shared: bool = False) -> Json:
+def compare(runs: list[Json]) -> Json:
     """Each method's fairness over the seeds that all methods share, and paired differences from the first method.
 
     A method is what the runs' method, settings, trainer and training settings say: runs that differ in one of them are
@@ -36,36 +33,30 @@ def compare(runs: list[Json], pareto: tuple[str, str] = PARETO, shared: bool = F
 
     Args:
         runs: run summaries (``summarise``); the first one's method is the reference.
-        pareto: the two quantities of the Pareto front.
-        shared: the results of the shared model instead, also where sites use models of their own.
 
     Returns:
-        headline, higher_is_better, metrics, task, sites, domains ({"of", "names"}, see ``shared_sets.domain_values``),
-        seeds, seeds_draw, reference (a label), methods, pareto (``front``), notes and caveats.
+        headline, higher_is_better, metrics, task, sites, seeds, seeds_draw, reference (a label), methods, notes and
+        caveats.
         ``seeds_draw`` says what differs from seed to seed, see ``_seeds_draw``. A method has label, method, training,
         objective (the training settings in which not all methods agree; differences from methods that have others
-        name no winner), used and shown (only where sites use models of their own, see ``personal.remark``) and,
+        name no winner), shown (only where sites use models of their own, see ``personal.remark``) and,
         for each quantity {"mean", "low", "high", "n", "sd"} (Student t over seeds); ``runs`` holds the values per seed,
-        ``detail`` what ``details`` says of sites, metrics, domains, last rounds and
-        cost, ``versus_first`` the paired differences (None for the first method): what ``fairness.paired`` says, wins,
-        losses, pairs, p_holm (over the methods of the table) and verdict (``fairness.corrected``).
+        ``detail`` what ``details`` says, ``versus_first`` the paired differences (None for the first method): what
+        ``fairness.paired`` says, wins, losses, pairs, p_holm (over the methods of the table) and verdict
+        (``fairness.corrected``).
 
     Raises:
-        UserError: the runs' task, options, sites or, within a seed, data differ, a run is given twice, no seed is
-            shared, or ``pareto`` names something else.
+        UserError: the runs' task, options, sites or, within a seed, data differ, a run is given twice, or no seed is
+            shared.
     """
     known = quantities()
-    for name in pareto:
-        if name not in known:
-            raise UserError(f"--pareto: expected two of {', '.join(known)}, got {name[:40]!r}")
     done, left_out = comparable.complete(runs)
-    done = done if shared else [as_used(run) for run in done]
+    done = [as_used(run) for run in done]
     comparable.require_same_data(done)
     groups = comparable.grouped(done)
     seeds, dropped = comparable.shared_seeds(groups)
     chosen = {label: [found[seed] for seed in seeds] for label, found in groups.items()}
     tables = {label: [run_row(run) for run in found] for label, found in chosen.items()}
-    tables = relative_to_solo(tables, chosen)
     first = next(iter(tables))
     higher = done[0]["higher_is_better"]
     trained, methods = comparable.objectives(groups), []
@@ -79,12 +70,12 @@ def compare(runs: list[Json], pareto: tuple[str, str] = PARETO, shared: bool = F
                 "label": label,
                 "method": run["method"],
                 "training": run["training"],
-                **{key: run[key] for key in (USED, SHOWN) if key in run and COUNTED not in run},
+                **({SHOWN: run[SHOWN]} if SHOWN in run and COUNTED not in run else {}),
                 **{name: mean_ci((row[name] for row in rows), within=ranges[name]) for name in known},
                 "runs": rows,
                 "versus_first": None if label == first else pairs,
                 "objective": trained[label],
-                "detail": details(chosen[label], chosen),
+                "detail": details(chosen[label]),
             }
         )
     for name in known:  # no verdict is passed on a method that was trained under another objective
@@ -93,7 +84,7 @@ def compare(runs: list[Json], pareto: tuple[str, str] = PARETO, shared: bool = F
         for method in methods[1:]:
             alike = method["objective"] == methods[0]["objective"]
             method["versus_first"][name] = told[method["label"]] | ({} if alike else {"verdict": "other objective"})
-    found = {
+    return {
         "format": FORMAT,
         **{key: done[0][key] for key in ("headline", "higher_is_better", "metrics", "task")},
         "group_metric": (done[0].get("groups") or {}).get("metric"),
@@ -105,12 +96,10 @@ def compare(runs: list[Json], pareto: tuple[str, str] = PARETO, shared: bool = F
         "notes": [*left_out, *dropped, *comparable.setting_notes(groups)],
         "caveats": _caveats(done[0], seeds),
     }
-    names = {name: one.label for name, one in known.items()}
-    return {**found, "pareto": front(found, *pareto, (better[pareto[0]], better[pareto[1]]), names)}
 
 
 def run_row(run: Json) -> Json:
-    """The quantities of one run; None where it has none. ``variance_vs_solo`` is for whoever knows the other runs."""
+    """The quantities of one run; None where it has none."""
     return {
         "seed": run["seed"],
         "data_seed": comparable.data_seed(run),
@@ -207,58 +196,15 @@ def _caveats(run: Json, seeds: Sequence[Any]) -> list[str]:
     ]
 
 
-def dominated_by(points: Mapping[str, Sequence[float | None]], better: tuple[bool, bool]) -> dict[str, list[str]]:
-    """Name -> the names that are at least as good in both quantities and better in one; [] for those of the front.
-
-    A point that lacks a value is left out. ``better``: whether higher values are better, of either quantity.
-    """
-    found = {}
-    for name, pair in points.items():
-        known = [value for value in map(number, pair) if value is not None]
-        if len(known) == 2:
-            found[name] = [value if higher else -value for value, higher in zip(known, better, strict=True)]
-    return {
-        name: [other for other, rival in found.items() if rival != own and rival[0] >= own[0] and rival[1] >= own[1]]
-        for name, own in found.items()
-    }
-
-
-def front(comparison: Mapping[str, Any], x: str, y: str, better: tuple[bool, bool], names: Mapping[str, str]) -> Json:
-    """The methods of a comparison as points.
-
-    Returns:
-        x and y ({"quantity", "name", "higher_is_better"}); points: label, x, y (means), dominated_by (labels), the best
-        in x first.
-    """
-    methods = [method for method in comparison["methods"] if method.get(x) and method.get(y)]
-    points = {method["label"]: (method[x]["mean"], method[y]["mean"]) for method in methods}
-    by = dominated_by(points, better)
-    order = sorted(by, key=lambda label: -(number(points[label][0]) or 0.0) * (1 if better[0] else -1))
-    axes = {}
-    for key, of, higher in zip("xy", (x, y), better, strict=True):
-        axes[key] = {"quantity": of, "name": names.get(of, of), "higher_is_better": higher}
-    rows = [{"label": one, "x": points[one][0], "y": points[one][1], "dominated_by": by[one]} for one in order]
-    return {**axes, "points": rows}
-
-
 Runs = Sequence[Json]
-SOLO = "solo"
-"""The method whose sites train alone."""
 
 
-def details(runs: Runs, everyone: Mapping[str, Runs]) -> Json:
+def details(runs: Runs) -> Json:
     """Beside the quantities, each value as mean and 95 % interval over seeds.
 
-    Args:
-        everyone: label -> the runs of every method of the comparison, in the same order.
-
     Returns:
-        sites: metric -> site -> interval; metrics: metric -> mean, worst, std -> interval; domains: domain -> interval,
-        domains_of: what they are; test_sets: set -> metric -> interval; last_rounds: "clean", "corrupted" and "average"
-        (of the two) -> ``spread_of``; cost: ``COSTS`` -> interval; joining: site -> ``fairness.paired`` of the method's
-        value minus the solo model's, with p_holm over the sites and verdict, and "lose": how many sites are worse; None
-        without ``solo``;
-        benefit: see there.
+        sites: metric -> site -> interval; metrics: metric -> mean, worst, std -> interval; test_sets: set -> metric ->
+        interval; cost: ``COSTS`` -> interval; benefit: see there.
     """
     metrics = [site_metrics(run) for run in runs]
     sets = [{row["name"]: row["metrics"] for row in run["test_sets"]["rows"]} for run in runs]
@@ -267,12 +213,8 @@ def details(runs: Runs, everyone: Mapping[str, Runs]) -> Json:
     return {
         "sites": {name: _over([found.get(name, {}) for found in metrics], named(name).range) for name in names},
         "metrics": {name: _over(each, named(name).range) for name, each in rows.items()},
-        "domains": _over([domain_values(run) for run in runs], named(runs[0]["headline"]).range),
-        "domains_of": domains_are(runs[0]),
         "test_sets": {name: _over([row.get(name, {}) for row in sets]) for name in sets[0] if sets[0][name]},
-        "last_rounds": last_rounds(runs),
         "cost": _over([costs(run) for run in runs], (0, inf)),
-        "joining": joining(runs, everyone),
         "benefit": benefit(runs),
     }
 
@@ -321,78 +263,11 @@ def benefit(runs: Runs) -> Json:
     return told
 
 
-def last_rounds(runs: Runs) -> Json:
-    """The last rounds' values of all runs taken as one sample, as FedISM+'s tables do with 3 runs x 5 rounds.
-
-    Returns:
-        "clean", "corrupted" and "average" (of the two, round by round) -> ``spread_of``; {} without such test sets.
-    """
-
-    def after_each(run: Json, kind: str) -> list[float]:
-        rows = (run["test_sets"]["last"].get("values") or {}).get(kind) or []
-        return [value for value in (number(row.get(run["headline"])) for row in rows) if value is not None]
-
-    clean, corrupted = ([after_each(run, kind) for run in runs] for kind in ("clean", "corrupted"))
-    if not any(clean) or not any(corrupted):
-        return {}
-    both = [[(a + b) / 2 for a, b in zip(one, other)] for one, other in zip(clean, corrupted, strict=True)]
-    found = {"clean": clean, "corrupted": corrupted, "average": both}
-    return {kind: spread_of(value for row in rows for value in row) for kind, rows in found.items()}
-
-
-def spread_of(values: Iterable[float]) -> Json:
-    """Mean and standard deviations of a sample: {"mean", "sd" (ddof 0, as FedISM+ prints it), "sd_sample", "n"}."""
-    known = list(values)
-    return {"mean": mean(known), "sd": std(known), "sd_sample": std(known, ddof=1), "n": len(known)}
-
-
-def joining(runs: Runs, everyone: Mapping[str, Runs]) -> Json | None:
-    """What each site has from a method over training alone, see ``details``; None without ``solo``, and of it."""
-    alone = solo(everyone)
-    if alone is None or runs[0]["method"]["id"] == SOLO:
-        return None
-    metric = runs[0]["headline"]
-    higher, (low, high) = higher_is_better(metric, runs[0]), named(metric).range
-    largest = high - low
-    own, other = ([_served(run) for run in found] for found in (runs, alone))
-    said = {}
-    for site in own[0]:
-        pairs = [(a.get(site), b.get(site)) for a, b in zip(own, other, strict=True)]
-        known = (a - b for a, b in pairs if a is not None and b is not None)
-        said[site] = statistics.paired(known, largest=largest)
-    found = judged(said, higher)
-    return {"sites": found, "lose": sum(row["verdict"] == "worse" for row in found.values())}
-
-
 def judged(said: Mapping[str, Json], higher: bool) -> dict[str, Json]:
     """Name of site or method -> its paired difference with p_holm over all and verdict (``fairness.corrected``)."""
     adjusted = statistics.holm({site: one["p"] for site, one in said.items()})
     rows = {site: {**one, "p_holm": adjusted[site]} for site, one in said.items()}
     return {site: {**row, "verdict": statistics.corrected(row, higher)} for site, row in rows.items()}
-
-
-def solo(everyone: Mapping[str, Runs]) -> Runs | None:
-    return next((runs for runs in everyone.values() if runs[0]["method"]["id"] == SOLO), None)
-
-
-def relative_to_solo(tables: dict[str, list[Json]], everyone: Mapping[str, Runs]) -> dict[str, list[Json]]:
-    """The rows with ``variance_vs_solo``: the variance over sites divided by that of ``solo`` with the same seed.
-
-    Both of what serves a site: its own model where it has one.
-    """
-    alone = solo(everyone)
-    base = [variance(_served(run)) for run in alone] if alone is not None else []
-    for label, rows in tables.items() if base else ():
-        for row, run, reference in zip(rows, everyone[label], base, strict=True):
-            own = variance(_served(run))
-            row["variance_vs_solo"] = own / reference if own is not None and reference else None
-    return tables
-
-
-def _served(run: Json) -> dict[str, float | None]:
-    """Site -> what serves it: the value of its own model where it has one, else that of the shared model."""
-    own = {row["site"]: row["personal"] for row in (run.get("personal") or {}).get("rows", ())}
-    return {row["site"]: row["value"] if own.get(row["site"]) is None else own[row["site"]] for row in run["sites"]}
 
 
 def _over(rows: Sequence[Mapping[str, float | None]], within: tuple[float, float] | None = None) -> Json:

@@ -10,9 +10,9 @@ from typing import Any
 from fairflare.report import svg
 from fairflare.report.benefit import GAINS, LOSES, UNCLEAR, draw_benefits
 from fairflare.report.compare import drawn_words, objective_words, same_objective
-from fairflare.report.compare_tables import comparison_tables, known_names
+from fairflare.report.compare_tables import JUDGED, comparison_tables, known_names
 from fairflare.report.fairness import EXACT_TO, LEVEL, seeds_needed, sentence
-from fairflare.report.frames import as_markdown, machine, markdown, piped, printed
+from fairflare.report.frames import machine, markdown, piped
 from fairflare.report.personal import SHOWN, remark
 from fairflare.report.sections import quantities
 from fairflare.report.sentences import study
@@ -31,29 +31,18 @@ from fairflare.report.values import (
 )
 
 Json = Mapping[str, Any]
-JUDGED = {"worst": "worst site", "mean": "mean over sites"}
-"""The quantities of a comparison that a sentence judges."""
-NONE = {"mean": None}
-"""What a comparison of an earlier version has of a newer quantity."""
 
 
 def render_compare(comparison: Json) -> str:
-    methods, draw = comparison["methods"], (method_points, forest, front_figure)
-    known = [one for one in quantities().values() if one.column]
     return rendered(
         "compare",
-        {"objective": objective_words},
         found=comparison,
         study=study(comparison),
         opening=opening_compare(comparison),
         differences=differences(comparison),
-        figures=drawn(one(comparison) for one in draw),  # type: ignore[arg-type]  # decorated draw functions
-        tables=[printed(table) for table in comparison_tables(comparison)],
-        metric=label(comparison["headline"], comparison),
-        remark=" ".join(filter(None, (group_metric_words(comparison), remark(methods)))),
-        columns={
-            one.name: one.column for one in known if any((m.get(one.name) or NONE)["mean"] is not None for m in methods)
-        },
+        figures=drawn(one(comparison) for one in (method_points, forest)),  # type: ignore[arg-type]  # decorated
+        tables=comparison_tables(comparison),
+        groups=group_metric_words(comparison),
     )
 
 
@@ -155,8 +144,6 @@ def comparison_markdown(comparison: Json, command: str, versions: Mapping[str, s
             piped([["difference", *labels[1:]], rule[:-1], *paired]),
         ]
         parts += ["\n".join(f"- {markdown(line)}" for line in differences(comparison))]
-    for table in comparison_tables(comparison):
-        parts += [as_markdown(table).rstrip("\n")]
     parts += ["\n".join(f"- {markdown(line)}" for line in (*comparison["notes"], *comparison["caveats"]))]
     told = ", ".join(f"{name} {version}" for name, version in sorted(versions.items()))
     parts += [f"{machine()}; {told}."]
@@ -204,35 +191,7 @@ def forest(figure: svg.Figure, comparison: Json) -> str | None:
         return None
     seeds, first = plural(len(comparison["seeds"]), "seed"), svg.short(comparison["reference"])
     side = "right" if comparison["higher_is_better"] else "left"
-    words = {GAINS: "better", LOSES: "worse", UNCLEAR: "cannot be told"}
+    words = {GAINS: "better", LOSES: "worse", UNCLEAR: "not shown to differ"}
     note = f" minus {first}'s,\n{side} of 0 is better\n(95 % interval over {seeds};\nverdicts by Holm's p)"
     draw_benefits(figure, rows, label(comparison["headline"], comparison), words, note)
     return f"Differences from {first}"
-
-
-@svg.inline("pareto")
-def front_figure(figure: svg.Figure, comparison: Json) -> str | None:
-    """The points of the comparison's ``pareto``, the front joined by a line, dominated ones in grey."""
-    found, methods = comparison.get("pareto"), {method["label"]: method for method in comparison["methods"]}
-    if not found or len(rows := found["points"]) < 2:
-        return None
-    figure.set_figheight(3.4 + 0.22 * len(rows))
-    axes: Any = figure.subplots()
-    best = [row for row in rows if not row["dominated_by"]]
-    axes.plot([row["x"] for row in best], [row["y"] for row in best], "-", color=svg.BLUE, linewidth=1, zorder=1)
-    markers = "osD^vP*X<>"
-    for i, row in enumerate(rows):
-        color, mark = (svg.GREY, " (dominated)") if row["dominated_by"] else (svg.BLUE, "")
-        label, marker = svg.short(row["label"], 34) + mark, markers[i % len(markers)]
-        axes.plot([row["x"]], [row["y"]], marker, color=color, markeredgecolor=svg.DARK, markersize=7, label=label)
-        across, up = (methods[row["label"]][found[key]["quantity"]] for key in "xy")
-        for key, one in (("xerr", across), ("yerr", up)):
-            if one["low"] is not None:
-                ends = {key: [[one["mean"] - one["low"]], [one["high"] - one["mean"]]]}
-                axes.errorbar([across["mean"]], [up["mean"]], **ends, fmt="none", ecolor=color, linewidth=0.8, zorder=0)
-    for axis in "xy":
-        svg.within(axes, axis, [row[axis] for row in rows])
-    sides = ["higher" if found[key]["higher_is_better"] else "lower" for key in "xy"]
-    x, y = (f"{found[key]['name']} ({side} is better)" for key, side in zip("xy", sides))
-    svg.legend(figure, axes, x, y, columns=1)
-    return f"Pareto front: {found['y']['name']} against {found['x']['name']}"

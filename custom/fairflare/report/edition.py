@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from fairflare.core.errors import UserError
@@ -16,7 +16,6 @@ from fairflare.report.clinical import clinical_figures
 from fairflare.report.fairness import finite, mean
 from fairflare.report.groups import known_cells
 from fairflare.report.personal import USED, as_used
-from fairflare.report.rounds import draw_weights
 from fairflare.report.sanity_checks import trivial_of
 from fairflare.report.values import (
     answer,
@@ -59,54 +58,41 @@ def edition(summary: Json, trail: Trail, site: str) -> Json:
         words; result: n, value, val, test (every metric), intervals, trivial, whose ("personal" or "shared" model) and
         shared (the shared model's value where the site uses its own); standing: value and benefit, with sentences;
         benefit: per metric the site's row and its groups' rows, None where the run did not ask, or why it has none;
-        rounds: round, value, weight, state and notes; others_rounds; groups; clinical; part: expected, accepted,
-        left_out, codes, weight and share; notes: name, label, meaning, mean; rule (what is said of others) and
-        provenance.
+        rounds: round, value and state; groups; clinical; part: expected, accepted, left_out, codes, weight and share;
+        away, where hospitals were not there when the last segment began: named, n and whether this one was own; rule
+        (what is said of others) and provenance.
     """
     used = as_used(summary)
     rows = {row["site"]: row for row in used["sites"]}
     row, values = rows[site], {name: one["value"] for name, one in rows.items()}
+    task, method = summary["task"], summary["method"]
+    last = (summary.get("segments") or [{"away": [], "sites": []}])[-1]
+    absent = len(last["away"])
+    away = {"named": absent + len(last["sites"]), "n": absent, "own": site in last["away"]}
     found = {
         "format": FORMAT,
         "site": site,
         "description": row["description"],
         "sites": len(rows),
-        "run": _run(summary),
+        "run": {"method": method["title"], "method_id": method["id"], "paper": method["paper"]}
+        | {key: task[key] for key in ("title", "id", "preset", "real", "simulated", "primary")}
+        | {key: summary[key] for key in ("status", "seed", "rounds_done", "rounds_planned")}
+        | {"started": summary["timing"]["started"]},
         "headline": summary["headline"],
         "metrics": summary["metrics"],
         "higher_is_better": summary["higher_is_better"],
         "result": _result(summary, used, trail, site),
         "standing": _standing(summary, values, site),
         "benefit": _benefit(summary.get("benefit"), site),
-        "rounds": [_round(one, trail, summary, site) for one in summary["rounds"]],
-        "others_rounds": over_rounds(summary["rounds"], "metric", site),
+        "rounds": [_round(one, trail, site) for one in summary["rounds"]],
         "groups": _groups(summary, trail, site),
         "clinical": _clinical(summary, site),
         "part": _part(summary, row, site),
-        **_away(summary, site),
-        "notes": _notes(summary, site),
+        **({"away": away} if absent else {}),
         "rule": RULE,
         "provenance": {key: summary["provenance"][key] for key in ("model_sha256", "chain_head", "versions")},
     }
     return dict(json_value(found))
-
-
-def _away(summary: Json, site: str) -> Json:
-    """Of the last segment: how many hospitals were named and how many of them not there, and whether this one was not.
-
-    {} where all were there.
-    """
-    last = (summary.get("segments") or [{"away": [], "sites": []}])[-1]
-    n = len(last["away"])
-    return {"away": {"named": n + len(last["sites"]), "n": n, "own": site in last["away"]}} if n else {}
-
-
-def _run(summary: Json) -> Json:
-    task, method = summary["task"], summary["method"]
-    found = {"method": method["title"], "method_id": method["id"], "paper": method["paper"]}
-    found |= {key: task[key] for key in ("title", "id", "preset", "real", "simulated", "primary")}
-    found |= {key: summary[key] for key in ("status", "seed", "rounds_done", "rounds_planned")}
-    return {**found, "started": summary["timing"]["started"]}
 
 
 def _result(summary: Json, used: Json, trail: Trail, site: str) -> Json:
@@ -151,15 +137,12 @@ def _benefit(joined: Json | None, site: str) -> Json | None:
     return {**about, "metrics": metrics, "rejected": why.get("code")}
 
 
-def _round(row: Json, trail: Trail, summary: Json, site: str) -> Json:
-    """The site's part of a round; its weight only where enough others were part of it, too."""
+def _round(row: Json, trail: Trail, site: str) -> Json:
     record = next(one for one in trail.rounds if one["round"] == row["round"])
     accepted, rejected = record.get("accepted") or {}, record.get("rejected") or {}
-    others = len(set(finite(row["weights"])) - {site})
     absent = "not asked" if "selected" in record and site not in record["selected"] else "absent"
-    weight = row["weights"].get(site) if enough(others) else None
     state = "accepted" if site in accepted else (rejected.get(site) or {}).get("code") or absent
-    return {"round": row["round"], "value": row["metric"].get(site), "weight": weight, "state": state}
+    return {"round": row["round"], "value": row["metric"].get(site), "state": state}
 
 
 def _groups(summary: Json, trail: Trail, site: str) -> Json | None:
@@ -195,18 +178,6 @@ def _part(summary: Json, row: Json, site: str) -> Json:
     return {**found, "equal": equal, "share": share}
 
 
-def _notes(summary: Json, site: str) -> list[Json]:
-    """What the method's rule notes of the site; shares of a whole only where enough others have the rest."""
-    found = []
-    for note in summary["notes"]:
-        if note["per"] != "site" or "rows" not in note:
-            continue
-        own = _own(note["rows"], site, "name")
-        if own is not None and (not note["shares"] or enough(len(note["rows"]) - 1)):
-            found.append({**{key: note[key] for key in ("name", "label", "unit", "meaning")}, "mean": own["mean"]})
-    return found
-
-
 def _own(rows: Iterable[Json], site: str, key: str = "site") -> Json | None:
     return next((row for row in rows if row[key] == site), None)
 
@@ -220,12 +191,11 @@ LEAST = 3
 """Hospitals that every number about others is a mean over."""
 DIGITS = 2
 """Decimals that such a number has."""
-PARTS, NOBODY = ("lowest", "middle", "highest"), "no other hospital has"
 RULE = (
     "Other hospitals have no names here, and no number is of one of them: each is a mean over at least "
     f"{LEAST} others, with {DIGITS} decimals. Where there are fewer, nothing is said of them, and the hospital's "
-    "weight and share of the examples are left out too, as theirs would follow from these. Curves of others are over "
-    "the same hospitals in every round. Hospitals that put their pages together can learn more than each page says."
+    "weight and share of the examples are left out too, as theirs would follow from these. Hospitals that put their "
+    "pages together can learn more than each page says."
 )
 
 
@@ -234,65 +204,29 @@ def enough(others: int) -> bool:
 
 
 def standing(values: Mapping[str, float | None], site: str) -> Json:
-    """Where a site's value lies among those of all.
-
-    Returns:
-        own; others: how many have a value; mean: theirs; halves: means of the lower and of the upper half of them, from
-        ``2 * LEAST`` others on; part: which of ``PARTS`` of all values the own one is in, from then on. None instead of
-        what may not be said.
-    """
+    """A site's own value, how many others have one, and their mean: None where that may not be said."""
     known = finite(values)
-    own, others = known.pop(site, None), sorted(known.values())
-    found: Json = {"own": own, "others": len(others), "mean": None, "halves": None, "part": None}
-    if not enough(len(others)):
-        return found
-    found["mean"] = _rounded_mean(others)
-    if len(others) >= 2 * LEAST:
-        middle = len(others) // 2
-        found["halves"] = [_rounded_mean(others[:middle]), _rounded_mean(others[middle:])]
-        if own is not None:  # by the share of the others that lie below, ties counting half
-            below = sum((value < own) + (value == own) / 2 for value in others)
-            found["part"] = PARTS[min(2, int(3 * below / len(others)))]
-    return found
+    own, average = known.pop(site, None), mean(known)
+    told = None if average is None or not enough(len(known)) else round(average, DIGITS)
+    return {"own": own, "others": len(known), "mean": told}
 
 
 def standing_sentence(found: Mapping[str, Any], what: str, higher_is_better: bool) -> str:
     """ "On average over the 7 others it is 0.81; yours is lower (worse)." in the words that may be said."""
     others = found["others"]
     if found["mean"] is None:
-        few = f"only {plural(others, 'other hospital has', 'other hospitals have')}" if others else NOBODY
+        has = plural(others, "other hospital has", "other hospitals have")
+        few = f"only {has}" if others else "no other hospital has"
         return f"How other hospitals do is not said: {few} a result."
     said = f"On average over {others} other hospitals the {what} is {text(found['mean'], DIGITS)}"
-    if found["halves"]:
-        low, high = (text(value, DIGITS) for value in found["halves"])
-        said += f", {low} over the lower half of them and {high} over the upper half"
     own = found["own"]
     if own is None:
         return f"{said}."
-    if found["part"]:
-        return f"{said}; this hospital's is in the {found['part']} third of all."
     if round(own, DIGITS) == found["mean"]:
         return f"{said}, as here."
     lower = own < found["mean"]
     better = lower != higher_is_better
     return f"{said}; here it is {'lower' if lower else 'higher'}, which is {'better' if better else 'worse'}."
-
-
-def over_rounds(rows: Sequence[Mapping[str, Any]], part: str, site: str) -> list[float | None]:
-    """The others' mean in every round, over the hospitals that have a value in all of them; [] where these are too few.
-
-    With other hospitals in one round than in the next the difference would tell of a single one.
-    """
-    each = [set(finite(row[part])) - {site} for row in rows]
-    always = sorted(set.intersection(*each)) if each else []
-    if not enough(len(always)):
-        return []
-    return [_rounded_mean([row[part][name] for name in always]) for row in rows]
-
-
-def _rounded_mean(values: Sequence[float]) -> float | None:
-    found = mean(values)
-    return None if found is None else round(found, DIGITS)
 
 
 AWAY = {"absent": "did not answer", "no_answer": "did not answer in time", "late": "answered too late"}
@@ -396,36 +330,20 @@ def _own_benefits(figure: svg.Figure, found: Json) -> str | None:
 
 @svg.inline("own-rounds")
 def _own_rounds(figure: svg.Figure, found: Json) -> str | None:
-    """The received model's metric on the site's validation split, beside the others' mean."""
+    """The received model's metric on the site's validation split."""
     values = [row["value"] for row in found["rounds"]]
     known = [value for value in values if value is not None]
     if not known:
         return None
-    series = [svg.Series("mean of other hospitals", found["others_rounds"], svg.GREY)] if found["others_rounds"] else []
-    series.append(svg.Series(svg.short(found["site"]), values))
-    metric = found["result"]["label"]
+    series, metric = [svg.Series(svg.short(found["site"]), values)], found["result"]["label"]
     svg.curves(figure, [row["round"] for row in found["rounds"]], series, f"{metric}, validation")
     return f"{capital(metric)} over rounds: {text(known[0])} to {text(known[-1])}"
-
-
-@svg.inline("own-weight")
-def _own_weights(figure: svg.Figure, found: Json) -> str | None:
-    rounds, part = found["rounds"], found["part"]
-    if not any(row["weight"] is not None for row in rounds):
-        return None
-    series = [svg.Series(f"weight of {svg.short(found['site'])}", [row["weight"] for row in rounds])]
-    shares = ((part["share"], svg.DASHES, "share of the examples"), (part["equal"], ":", "equal shares"))
-    for value, style, words in (one for one in shares if one[0] is not None):
-        series.append(svg.Series(words, [value] * len(rounds), svg.DARK, style=style))
-    away = [row["round"] for row in rounds if row["state"] not in ("accepted", "not asked")]
-    draw_weights(figure, rounds, series, {}, away)
-    return f"Weight in the shared model: {text(part['weight'], 2)} on average"
 
 
 def render_edition(found: Json) -> str:
     """The page of one site from its ``edition``, which holds nothing else; the same content gives the same bytes."""
     clinic = found["clinical"] or {}
     clinical = clinical_figures({"rows": [clinic["row"]], "stages": clinic["stages"]}) if clinic.get("row") else []
-    own = drawn(draw(dict(found)) for draw in (_own_benefits, _own_rounds, _own_weights))
+    own = drawn(draw(dict(found)) for draw in (_own_benefits, _own_rounds))
     figures = {"figures": own, "clinical_figures": drawn(clinical)}
     return rendered("edition", {"label": label}, found=found, opening=opening(found), **figures)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tables of records as DataFrames, and as HTML, CSV, Markdown and LaTeX.
+"""Tables of records as the templates take them, and as CSV and Markdown.
 
-Names come from sites, plugins and files: every writer escapes what its form would otherwise read as markup, a LaTeX
-command or a spreadsheet's formula. Where people read numbers they are rounded; CSV keeps them whole.
+Names come from sites, plugins and files: every writer escapes what its form would otherwise read as markup or a
+spreadsheet's formula. Where people read numbers they are rounded; CSV keeps them whole.
 """
 
 from __future__ import annotations
@@ -12,12 +12,9 @@ import platform
 import re
 import unicodedata
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from fairflare.report.values import Estimate
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 Json = dict[str, Any]
 NUMBER = re.compile(r"[-+−]?[\d.]+( (to|of|±) [-+−]?[\d.]+)?|–|")
@@ -28,35 +25,6 @@ MARKUP = re.compile(
     re.I,
 )
 """What a backslash stands before in Markdown."""
-LATEX = str.maketrans({
-    "\\": r"\textbackslash{}", **{char: f"\\{char}" for char in "&%$#_{}"}, "~": r"\textasciitilde{}",
-    "^": r"\textasciicircum{}", "<": r"\textless{}", ">": r"\textgreater{}", "|": r"\textbar{}", '"': "''",
-    "\N{MINUS SIGN}": "$-$", "\N{PLUS-MINUS SIGN}": r"$\pm$", "\N{EN DASH}": "--", "\N{DAGGER}": r"\dag{}",
-})  # fmt: skip
-
-
-def frame(rows: Iterable[Mapping[str, Any]], caption: str, label: str, key: str, **more: Any) -> pd.DataFrame:
-    """A table that files hold, too: a row per mapping from heading to cell, the first of which names it.
-
-    A cell is a text, a whole number, a number, an ``Estimate``, or None: there is none.
-
-    Args:
-        caption: what the numbers are.
-        label: its name.
-        key: its name in files.
-        more: further attributes: notes; names: how many columns name a row.
-    """
-    import pandas as pd
-
-    held = list(rows)
-    made = pd.DataFrame(held, columns=list(dict.fromkeys(name for row in held for name in row)), dtype=object)
-    made.attrs |= {"caption": caption, "label": label, "key": key, "notes": (), "names": 1, **more}
-    return made
-
-
-def printed(table: pd.DataFrame) -> Json:
-    about = {name: table.attrs[name] for name in ("caption", "label", "notes")}
-    return shown(table.to_dict("records"), **about)
 
 
 def shown(
@@ -66,7 +34,10 @@ def shown(
     worst: Iterable[Any] = (),
     notes: Iterable[str] = (),
 ) -> Json:
-    """A table of a page, of rows as ``frame`` has them, as the templates take it: heads, and rows of title and cells.
+    """A table of a page as the templates take it: heads, and rows of title and cells.
+
+    A row is a mapping from heading to cell, the first of which names it; a cell is a text, a whole number, a number, an
+    ``Estimate``, or None: there is none.
 
     Not by pandas' Styler, which escapes no caption, marks no heading for screen readers and takes ten times as long.
 
@@ -98,53 +69,12 @@ def _cell(value: Any) -> tuple[str, str]:
     """What a cell says, and what stands below it in grey."""
     if isinstance(value, (str, int)):
         return str(value), ""
-    if value is not None and value != value:  # pandas' mark of a cell that the row does not have
-        return "", ""
     found = Estimate.of(value)
     return found.value, found.ends()
 
 
-def _whole(value: Any) -> str:
-    said, below = _cell(value)
-    return str(value) if below else said
-
-
-def as_markdown(table: pd.DataFrame, heading: int = 2) -> str:
-    """A Markdown table under its label as a heading of this level, and its caption, over its notes."""
-    lines = [[markdown(_whole(value)) for value in row] for row in table.itertuples(index=False, name=None)]
-    heads = [[markdown(name) for name in table.columns], ["---", *("--:" for _ in table.columns[1:])]]
-    parts = [f"{'#' * heading} {markdown(table.attrs['label'])}", markdown(table.attrs["caption"])]
-    parts += [piped([*heads, *lines]), "\n".join(f"{i}. {markdown(n)}" for i, n in enumerate(table.attrs["notes"], 1))]
-    return "\n\n".join(part for part in parts if part) + "\n"
-
-
 def piped(lines: Iterable[Iterable[str]]) -> str:
     return "\n".join("| " + " | ".join(cells) + " |" for cells in lines)
-
-
-def as_latex(*tables: pd.DataFrame) -> str:
-    r"""``table`` environments in the style of booktabs (``\usepackage{booktabs}``), labelled ``tab:KEY``."""
-    made = []
-    for table in tables:
-        cells = table.map(lambda value: latex(_whole(value))).rename(columns=latex)
-        about = {"caption": latex(table.attrs["caption"]), "label": f"tab:{table.attrs['key']}", "position": "htbp"}
-        form = "l" + "r" * (len(cells.columns) - 1)
-        made.append(cells.style.hide(axis="index").to_latex(hrules=True, column_format=form, **about))
-    return "% needs \\usepackage{booktabs}\n" + "\n".join(made)
-
-
-def as_csv(*tables: pd.DataFrame) -> str:
-    """A line per cell of several tables, numbers unrounded."""
-    lines = []
-    for table in tables:
-        for row in table.to_dict("records"):
-            cells = list(row.items())
-            first = "/".join(str(value) for _, value in cells[: table.attrs["names"]])
-            for column, value in cells[table.attrs["names"] :]:
-                one = Estimate.of(None if isinstance(value, str) else value)
-                words = value if isinstance(value, str) else None
-                lines.append((table.attrs["key"], first, column, one.mean, one.low, one.high, one.sd, one.n, words))
-    return csv_text(("table", "row", "column", "value", "low", "high", "spread", "n", "words"), lines)
 
 
 def csv_text(heads: Iterable[str], lines: Iterable[Iterable[Any]]) -> str:
@@ -153,12 +83,6 @@ def csv_text(heads: Iterable[str], lines: Iterable[Iterable[Any]]) -> str:
 
     quoted = [[spreadsheet(value) if isinstance(value, str) else value for value in line] for line in lines]
     return pd.DataFrame(quoted, columns=list(heads), dtype=object).to_csv(index=False, lineterminator="\n")
-
-
-def latex(text: Any) -> str:
-    """Text with everything that LaTeX reads as a command written out, and no bracket that would be an argument."""
-    found = _plain(text).translate(LATEX)
-    return "{}" + found if found.lstrip()[:1] in ("[", "*") else found
 
 
 def markdown(text: Any) -> str:

@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 from fairflare.core.metric import named
 from fairflare.report.audit_reader import Trail
-from fairflare.report.fairness import Values, best, finite, gap, mean, std, worst
+from fairflare.report.fairness import Values, best, finite, gap, mean, std, weighted, worst
 from fairflare.report.section import Quantity, Section
 from fairflare.report.values import class_words, in_order, label, listing, number, plural, text
 
@@ -125,66 +125,9 @@ def demographic_parity(rates: Rates, sizes: Mapping[str, Values], classes: Seque
     return max(shares) - min(shares) if len(shares) > 1 else None
 
 
-def worst_mixture(errors: Values, rho: float) -> dict[str, float]:
-    """The mixture of groups with the largest mean error in a chi-square ball around the uniform one.
-
-    Maximises sum_g l_g e_g over the simplex under D(l) = (n sum l^2 - 1) / 2 <= rho. With multipliers for the ball and
-    the sum the optimum is l_g = max(0, e_g - eta) / c: for a support of the m largest errors, whose mean is e_m,
-
-        l_g = 1/m + t (e_g - e_m),   t^2 = ((2 rho + 1) / n - 1/m) / sum (e_g - e_m)^2.
-
-    sum l^2 grows with eta, so the widest support without a negative l_g is the right one.
-
-    Args:
-        errors: group -> error; groups without a finite one are left out.
-        rho: >= 0; 0 gives uniform weights, (n - 1) / 2 and more the worst group (shared evenly where several tie).
-
-    Returns:
-        group -> weight, non-negative with sum 1; empty without a known group.
-    """
-    if not rho >= 0:
-        raise ValueError(f"rho: expected a number >= 0, got {rho}")
-    known = finite(errors)
-    ordered = sorted(known, key=lambda group: -known[group])
-    square = min(2 * rho + 1, len(known)) / max(len(known), 1)
-    for m in range(len(ordered), 0, -1):
-        weights = _on_support({group: known[group] for group in ordered[:m]}, square)
-        if min(weights.values()) >= 0:
-            return {group: weights.get(group, 0.0) for group in known}
-    return {}
-
-
-def _on_support(errors: Mapping[str, float], square: float) -> dict[str, float]:
-    """1/m + t (e - mean) with sum of squares ``square``; equal errors, or too small a square, give 1/m."""
-    m = len(errors)
-    centre = math.fsum(errors.values()) / m
-    spread = math.fsum((e - centre) ** 2 for e in errors.values())
-    t = math.sqrt(max(square - 1 / m, 0.0) / spread) if spread > 0 else 0.0
-    return {group: 1 / m + t * (e - centre) for group, e in errors.items()}
-
-
-def mixture_value(values: Values, weights: Mapping[str, float]) -> float | None:
-    """sum_g l_g value_g, what a population with the group shares ``weights`` gets; None where a value is missing."""
-    known = finite(values)
-    if not weights or any(weight and group not in known for group, weight in weights.items()):
-        return None
-    return math.fsum(weight * known[group] for group, weight in weights.items() if weight)
-
-
-def unseen(values: Values, rho: float) -> dict[str, Any]:
-    """The least mean value over all mixtures of groups within ``rho`` (``worst_mixture``): {"rho", "value", "weights"}.
-
-    FedUFO's guarantee for populations that mix the groups in another way than the training data do.
-    """
-    weights = worst_mixture({group: -value for group, value in finite(values).items()}, rho)
-    return {"rho": rho, "value": mixture_value(values, weights), "weights": weights}
-
-
 Json = dict[str, Any]
 SPLIT = "test"
 NONE = "none"
-RADII = (0.05, 0.1, 0.5)
-"""Of the balls in which ``unseen`` looks for the worst mixture of groups; 0.5 is FedUFO's default in this package."""
 
 
 def group_section(trail: Trail, config: Json, about: Json) -> Json | None:
@@ -198,8 +141,8 @@ def group_section(trail: Trail, config: Json, about: Json) -> Json | None:
         by, min_count, split, metric, rows (group, n, value, sites and the lowest and highest site), n and overall of
         all groups, disparity {"sample", "population"}, levels (sample disparity over sites and over groups, and both
         "harmonic" forms of the two), gap, worst {"group", "value"}, cells {"expected", "sent"},
-        equal_opportunity (None unless the grouping joins label and attributes), uniform (mean over groups) and unseen
-        (``unseen`` for each of ``RADII``). None where the run has no groups or its log holds nothing.
+        equal_opportunity (None unless the grouping joins label and attributes) and uniform (mean over groups). None
+        where the run has no groups or its log holds nothing.
     """
     by = config.get("group_by") or NONE
     answers = {
@@ -221,7 +164,7 @@ def group_section(trail: Trail, config: Json, about: Json) -> Json | None:
         "metric": about.get("group_metric") or "accuracy",
         "rows": [_group_row(name, found, sent) for name in names],
         "n": total,
-        "overall": mixture_value(values, {name: cell["n"] / total for name, cell in found.items()}),
+        "overall": weighted((cell["n"], cell["value"]) for cell in found.values()),
         "disparity": {"sample": disparity(values), "population": disparity(values, ddof=0)},
         "levels": _levels(values, sent),
         "gap": gap(values),
@@ -229,7 +172,6 @@ def group_section(trail: Trail, config: Json, about: Json) -> Json | None:
         "cells": {"expected": len(sent) * len(names), "sent": sum(len(known_cells(c)) for c in sent.values())},
         "equal_opportunity": _opportunity(values, names, keys, classes),
         "uniform": mean(values),
-        "unseen": [unseen(values, rho) for rho in RADII] if len(values) > 1 else [],
     }
 
 
@@ -284,19 +226,11 @@ def group_words(name: str, summary: Json) -> str:
 
 
 def groups(summary: Json) -> list[str]:
-    """Paragraphs on the groups of patients: spread, worst, other mixtures; and what was held back. [] for none."""
+    """Paragraphs on the groups of patients: spread, worst; and what was held back. [] for none."""
     found = summary["groups"]
     if not found:
         return []
-    spread = _spread(found, label(found["metric"], summary))
-    if found["unseen"]:
-        ends_of = listing(f"{text(case['value'])} (rho = {case['rho']:g})" for case in found["unseen"])
-        spread.append(
-            f"A population with equally large groups would get {text(found['uniform'])}; the worst mixture of groups "
-            f"within a chi-square distance rho of equal sizes would get {ends_of}; the worst group alone gets "
-            f"{text(found['worst']['value'])}."
-        )
-    return [said for said in (" ".join(spread), _held_back(found)) if said]
+    return [said for said in (" ".join(_spread(found, label(found["metric"], summary))), _held_back(found)) if said]
 
 
 def _spread(found: Json, metric: str) -> list[str]:

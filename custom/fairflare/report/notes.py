@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the method's rule notes of every round, as the log declares it, and as the page shows it: any rule's.
 
-The same colour code as in ``figures``; red is the worst served site or group and, where a note marks some, those.
+Red is the worst served site or group or, where a note marks some, those.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from typing import Any
 
 from fairflare.core.notes import Note, read
 from fairflare.report import svg
-from fairflare.report.agreement import agreement
 from fairflare.report.audit_reader import Trail
 from fairflare.report.fairness import finite
 from fairflare.report.frames import shown
@@ -23,7 +22,7 @@ Json = dict[str, Any]
 Values = Mapping[str, float]
 
 
-def note_sections(trail: Trail, data_shares: Mapping[str, float | None]) -> list[Json]:
+def note_sections(trail: Trail) -> list[Json]:
     """One section per declared note of which the log holds a number, in the order of the declarations.
 
     Args:
@@ -31,12 +30,11 @@ def note_sections(trail: Trail, data_shares: Mapping[str, float | None]) -> list
 
     Returns:
         what the log declares of the note, and rounds (with a number of it). Of a note per round, site or group: rows
-        (name, first, last, mean and median over its rounds; for a site's share, data_share), and where sites or groups
-        are marked: usual (the median of the medians), ratio (median over usual) and marked of each row. Of shares per
-        site: agreement of the last ones with the data shares. Of a two-fold note: table, row -> column -> number, the
-        last or the mean over its rounds as declared.
+        (name, first, last, mean and median over its rounds), and where sites or groups are marked: usual (the median
+        of the medians), ratio (median over usual) and marked of each row. Of a two-fold note: table, row -> column ->
+        number, the last or the mean over its rounds as declared.
     """
-    found = (_section(note, trail, data_shares) for note in read(trail.start.get("declared_notes")))
+    found = (_section(note, trail) for note in read(trail.start.get("declared_notes")))
     return [section for section in found if section]
 
 
@@ -47,7 +45,7 @@ def series(rounds: Sequence[Mapping[str, Any]], section: Mapping[str, Any]) -> d
     return {name: [values.get(name) for values in each] for name in in_order(n for values in each for n in values)}
 
 
-def _section(note: Note, trail: Trail, data_shares: Mapping[str, float | None]) -> Json | None:
+def _section(note: Note, trail: Trail) -> Json | None:
     about = note.to_json()
     if note.depth == 2:
         table, rounds = _table(note, trail)
@@ -66,12 +64,6 @@ def _section(note: Note, trail: Trail, data_shares: Mapping[str, float | None]) 
         for row in rows:
             row["ratio"] = row["median"] / usual if usual else None
             row["marked"] = row["ratio"] is not None and row["ratio"] > note.mark_above
-    if note.shares and note.per == "site":
-        for row in rows:
-            row["data_share"] = number(data_shares.get(row["name"]))
-        held = [row for row in rows if row["data_share"] is not None]
-        last, data = ({row["name"]: row[key] for row in held} for key in ("last", "data_share"))
-        section["agreement"] = {"of": "last", "with": "data_share", **agreement(last, data)}
     return section
 
 
@@ -95,62 +87,41 @@ def _table(note: Note, trail: Trail) -> tuple[dict[str, dict[str, float]], int]:
 
 
 View = Mapping[str, Any]
-Roles = dict[str, tuple[str, str]]
 Table = Mapping[str, Mapping[str, float | None]]
 SHADES = 9
 TALL = 40
 """From this many rows on those of a map are thinner and every second one is named."""
 HIGH = 26
 """Letters that fit beside the axis; the title names the quantity, too."""
-LONG = 32
-"""A legend with longer names has one column."""
 
 
 def note_figure(summary: View, section: View) -> str:
     """The SVG of one section of ``notes.note_sections``; "" where it is declared as a table or as nothing."""
-    draw = {"lines": _lines, "bars": _bars, "map": _map}.get(section["chart"])
-    if draw is None:
+    if section["chart"] not in ("lines", "map"):
         return ""
-    draw = _map if "table" in section else _lines if draw is _map else draw
+    draw = _map if "table" in section else _lines
     return svg.rendered(f"note-{section['name']}", lambda figure: draw(figure, summary, section))
 
 
 def _lines(figure: svg.Figure, summary: View, section: View) -> str | None:
-    """Each site's, group's or the round's value round by round, the ends and the marked ones in colour."""
+    """Each site's, group's or the round's value round by round; the worst served and the marked ones in red."""
     found, numbers = series(summary["rounds"], section), [row["round"] for row in summary["rounds"]]
-    roles, per = _roles(summary, section), section["per"]
-    drawn = []
-    for name, (colour, role) in roles.items():
-        drawn.append(svg.Series(f"{svg.short(name, 38)}, {role}" if name else role, found[name], colour))
+    per, quantity = section["per"], svg.short(section["unit"] or section["label"], HIGH)
+    key, role = ("median", "marked") if section["mark_above"] else ("last", "worst served")
+    red = [row["name"] for row in section["rows"] if row.get("marked")]
+    if not section["mark_above"]:
+        groups = (summary["groups"] or {}).get("worst") or {}
+        worst = groups.get("group") if per == "group" else summary["fairness"]["worst"]["site"]
+        red = [worst] if worst in found and len(found) > 1 else []
+    drawn = [svg.Series(f"{svg.short(name)}, {role}", found[name], svg.RED) for name in red]
+    drawn += [svg.Series(section["label"], found[""])] if per == "round" else []
     even = [1 / len(found)] * len(numbers) if section["shares"] and len(found) > 1 else None
     drawn += [svg.Series("equal shares", even, svg.DARK, style=svg.DASHES)] if even else []
-    if section["mark_above"] and section["usual"]:
-        limit = [section["mark_above"] * section["usual"]] * len(numbers)
-        drawn.append(svg.Series(f"limit for a {per}'s median", limit, svg.DARK, style=svg.DASHES))
-    quantity = _quantity(section)
-    y = quantity if len(quantity) <= HIGH else svg.short(section["unit"] or section["label"], HIGH)
-    rest = f"other {per}s" if roles else f"each {per}"
-    long = any(len(one.label) > LONG for one in drawn)
-    behind = {name: values for name, values in found.items() if name not in roles}
-    axes = svg.curves(figure, numbers, drawn, y, others=behind, rest=rest, columns=1 if long else 2)
-    _from_zero(axes.set_ylim, [value for values in found.values() for value in values])
-    if section["mark_above"]:
-        return f"{section['label']}, medians: {_ends(row['median'] for row in section['rows'])}"
-    return f"{section['label']}, last: {_ends(row['last'] for row in section['rows'])}"
-
-
-def _bars(figure: svg.Figure, summary: View, section: View) -> str | None:
-    roles, rows = _roles(summary, section), section["rows"]
-    values = [row[section["over"]] for row in rows]
-    decimals = digits(values)
-    names = [f"{row['name'] or section['label']}: {text(value, decimals)}" for row, value in zip(rows, values)]
-    marked = [roles.get(row["name"], ("", ""))[0] == svg.RED for row in rows]
-    drawn = [svg.Series("", [None if red else value for value, red in zip(values, marked)], svg.DARK)]
-    drawn.append(svg.Series("", [value if red else None for value, red in zip(values, marked)], svg.RED, "D"))
-    even = [(1 / len(rows), "equal shares", svg.GREY)] if section["shares"] and len(rows) > 1 else []
-    axes = svg.dots(figure, names, drawn, f"{_quantity(section)}\n({_when(section)})", at=even)
-    _from_zero(axes.set_xlim, values)
-    return f"{section['label']}, {_when(section)}: {_ends(values)}"
+    behind = {name: values for name, values in found.items() if name and name not in red}
+    axes = svg.curves(figure, numbers, drawn, quantity, others=behind, rest=f"other {per}s" if red else f"each {per}")
+    known = [value for values in found.values() for value in values if value is not None]
+    axes.set_ylim(bottom=min(0.0, 1.05 * min(known)))
+    return f"{section['label']}, {'medians' if key == 'median' else key}: {_ends(row[key] for row in section['rows'])}"
 
 
 def _map(figure: svg.Figure, summary: View, section: View) -> str | None:
@@ -166,7 +137,7 @@ def _map(figure: svg.Figure, summary: View, section: View) -> str | None:
     figure.set_figheight(max(3.0, 1.9 + (0.11 if tall else 0.19) * len(names)))
     axes = figure.subplots()
     values = [[number(rows[name].get(column)) for column in across] for name in names]
-    _shade(figure, axes, values, even, _quantity(section))
+    _shade(figure, axes, values, even, svg.short(section["unit"] or section["label"], HIGH))
     step = 2 if tall else 1
     axes.set_yticks(range(0, len(names), step), [svg.short(name, 26) for name in names[::step]], fontsize=7.5)
     axes.set_ylim(len(names) - 0.5, -0.5)
@@ -175,45 +146,8 @@ def _map(figure: svg.Figure, summary: View, section: View) -> str | None:
     if any(value is None for row in values for value in row):
         axes.set_xlabel("grey: no value", fontsize=8.5)
     equal = "" if even is None else f", equal would be {text(even)}"
-    return f"{section['label']}, {_when(section)}: {_ends(known)}{equal}"
-
-
-def _roles(summary: View, section: View) -> Roles:
-    """Name -> colour and role of what is not grey: the largest, the smallest, the worst served, the marked ones."""
-    key = "median" if section["mark_above"] else "last"
-    values = {row["name"]: row[key] for row in section["rows"]}
-    if section["per"] == "round":
-        return {"": (svg.BLUE, section["label"])}
-    ordered, roles = sorted(values, key=values.__getitem__), {}
-    if values[ordered[0]] != values[ordered[-1]]:
-        roles = {ordered[-1]: (svg.GREEN, "largest"), ordered[0]: (svg.PURPLE, "smallest")}
-    if section["mark_above"]:
-        marked = {row["name"]: (svg.RED, "marked") for row in section["rows"] if row["marked"]}
-        return {name: role for name, role in roles.items() if role[0] == svg.GREEN} | marked
-    worst = summary["fairness"]["worst"]["site"]
-    if section["per"] == "group":
-        worst = ((summary["groups"] or {}).get("worst") or {}).get("group")
-    if worst in values and len(values) > 1:
-        roles[worst] = (svg.RED, ", ".join(filter(None, ("worst served", roles.get(worst, ("", ""))[1]))))
-    return roles
-
-
-def _from_zero(limit: Any, values: Sequence[float | None]) -> None:
-    """An axis that begins at 0, or below where there are negative values, with some room beyond its ends."""
-    known = [value for value in values if value is not None] or [0.0]
-    low, high = min(0.0, *known), max(0.0, *known)
-    room = 0.05 * (high - low) or 0.05
-    limit(low - (room if low < 0 else 0), high + room)
-
-
-def _quantity(section: View) -> str:
-    label = section["label"]
-    label = label if label[1:2].isupper() else label[:1].lower() + label[1:]
-    return f"{svg.short(label, 40)} ({svg.short(section['unit'], 20)})" if section["unit"] else svg.short(label, 40)
-
-
-def _when(section: View) -> str:
-    return "mean over rounds" if section["over"] == "mean" else "last"
+    when = "mean over rounds" if section["over"] == "mean" else "last"
+    return f"{section['label']}, {when}: {_ends(known)}{equal}"
 
 
 def _ends(values: Any) -> str:
@@ -257,21 +191,11 @@ def _said(run: View) -> list[str]:
         )
         where = f"per {per.get(note['per'], note['per'])}, over {plural(note['rounds'], 'round')}"
         about.append(f"{note['label']}{unit}, {where}{stop(meaning)}")
-    return about + [words for note in _shown(run) for words in (_agreed(note), _marked(note)) if words]
+    return about + [words for note in _shown(run) if (words := _marked(note))]
 
 
 def _shown(run: View) -> list[View]:
     return [section for section in run["notes"] if section["chart"] != "none"]
-
-
-def _agreed(section: View) -> str:
-    """What the last shares of sites agree with; "" for anything else."""
-    agreed = section.get("agreement")
-    if not agreed:
-        return ""
-    numbers = f"Pearson x 100: {text(agreed['pearson_x100'], 1)}, Euclidean distance: {text(agreed['euclid'])}"
-    numbers += f", cosine: {text(agreed['cosine'])}"
-    return f"{section['label']}, last, against the sites' shares of the examples: {numbers}."
 
 
 def _marked(section: View) -> str:
@@ -307,8 +231,6 @@ def _tables(run: View) -> list[Json]:
                     marked |= {row["name"]} if row["marked"] else set()
                     continue
                 cells |= {start + key: text(row[key], decimals) for key in keys}
-                if note.get("agreement"):
-                    cells[f"{start}share of examples"] = text(row["data_share"], decimals)
         title = f"What the method notes per {per}: first, mean and last value."
         held = [rows[name] for name in in_order(rows)]
         made += [shown(held, title, worst=marked)] if held else []

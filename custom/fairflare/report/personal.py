@@ -9,7 +9,7 @@ from typing import Any
 from fairflare.report import svg
 from fairflare.report.audit_reader import PERSONAL, Trail
 from fairflare.report.fairness import describe
-from fairflare.report.section import Quantity, Section, headline_range, headline_width
+from fairflare.report.section import Quantity, Section, headline_width
 from fairflare.report.sites import final, intervals_of
 from fairflare.report.values import capital, label, less, listing, number, text
 
@@ -18,22 +18,12 @@ USED, COUNTED = "used", "counted"
 """Keys of a summary, each "personal" or absent: whose models sites use, and whose the run's results are."""
 SHOWN = "shown"
 """Key of a summary whose results ``as_used`` has put in the place of the shared model's."""
-PLAIN = "sgd"
-"""The trainer of which no site has a model of its own."""
 
 
 def used_models(config: Mapping[str, Any], personal: Json | None) -> str | None:
-    """ "personal" where sites use models of their own, else None.
-
-    Where an older configuration does not say it, results of own models are those of the trainer, unless that is the
-    plain one, beside which a rule may show models that no site uses.
-    """
+    """ "personal" where sites use models of their own, else None: a rule may show models that no site uses."""
     about = config.get("about") or {}
-    if personal is None:
-        return None
-    if PERSONAL in (about.get(USED), about.get(COUNTED)):
-        return PERSONAL
-    return PERSONAL if USED not in about and config.get("trainer") not in (None, PLAIN) else None
+    return PERSONAL if personal is not None and PERSONAL in (about.get(USED), about.get(COUNTED)) else None
 
 
 def as_used(run: Json) -> Json:
@@ -62,16 +52,9 @@ def own_rows(rows: Sequence[Json], personal: Json) -> list[Json]:
 
 
 def remark(methods: Iterable[Mapping[str, Any]]) -> str:
-    """Whose models a comparison's numbers are of: sites' own are ``used``, and ``shown`` or not; "" without such."""
-    own = [method for method in methods if method.get(USED)]
-    shown = [str(method["label"]) for method in own if method.get(SHOWN)]
-    hidden = [str(method["label"]) for method in own if not method.get(SHOWN)]
-    found = []
-    if shown:
-        found.append(f"Of {listing(shown)} the numbers are those of each site's own model, which the site uses.")
-    if hidden:
-        found.append(f"Of {listing(hidden)} they are those of the shared model, though sites use models of their own.")
-    return " ".join(found)
+    """Whose models a comparison's numbers are of where sites use their own; "" without such."""
+    shown = [str(method["label"]) for method in methods if method.get(SHOWN)]
+    return f"Of {listing(shown)} the numbers are those of each site's own model, which the site uses." if shown else ""
 
 
 def shared_only(methods: Sequence[Mapping[str, Any]]) -> str:
@@ -124,28 +107,24 @@ def personal_of(summary: Json, site: str) -> Json:
     return {"personal_metrics": row.get("test") or None, "personal_val_metrics": row.get("val") or None}
 
 
-def _quantity(whose: str, key: str) -> Callable[[Json], float | None]:
-    """Of the models that the other results are not of; None where it has none, or nobody uses the shared one."""
+def _shared(key: str) -> Callable[[Json], float | None]:
+    """Of the shared model, where sites use their own; None elsewhere."""
 
     def value(run: Json) -> float | None:
-        beside = "shared" if run.get(SHOWN) else "personal"
-        found = (run.get("personal") or {}).get(beside)
-        if not found or "counted" in run or beside != whose:
+        found = (run.get("personal") or {}).get("shared")
+        if not found or COUNTED in run or SHOWN not in run:
             return None
         return number(found["worst"]["value"] if key == "worst" else found[key])
 
     return value
 
 
-QUANTITIES = tuple(
-    Quantity(f"{whose}_{key}", words.format(models), _quantity(whose, key), *form, f"{models.capitalize()}: {short}")  # type: ignore[arg-type]  # form has both
-    for whose, models in (("personal", "personal models"), ("shared", "shared model"))
-    for key, words, short, form in (
-        ("mean", "mean over sites, {}", "mean", ("metric", headline_range)),
-        ("worst", "worst site, {}", "worst site", ("metric", headline_range)),
-        ("std", "standard deviation over sites, {} (ddof 0)", "spread", ("lower", headline_width)),
-    )
-)
+QUANTITIES = (
+    Quantity("shared_mean", "mean over sites, shared model", _shared("mean"), column="Shared model: mean"),
+    Quantity("shared_worst", "worst site, shared model", _shared("worst"), column="Shared model: worst site"),
+    Quantity("shared_std", "standard deviation over sites, shared model (ddof 0)", _shared("std"), "lower",
+             headline_width, "Shared model: spread"),
+)  # fmt: skip
 
 
 @svg.inline("personal")

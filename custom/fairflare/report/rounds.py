@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from fairflare.report import svg
@@ -93,24 +93,13 @@ def weight_rounds(figure: svg.Figure, summary: Json) -> str | None:
     if picked:
         series.append(svg.Series("share of the examples", [None] * len(rounds), svg.DARK, style=svg.DASHES))
     behind = {row["site"]: _of(rounds, "weights", row["site"]) for row in rows if row["site"] not in picked}
-    draw_weights(figure, rounds, series, behind, [row["round"] for row in rounds if row["rejected"]])
-    last = rounds[-1]["weights"].values()
-    return f"Aggregation weights, last round: {text(min(last, default=None))} to {text(max(last, default=None))}"
-
-
-def draw_weights(
-    figure: svg.Figure,
-    rounds: Sequence[Json],
-    series: Sequence[svg.Series],
-    behind: Mapping[str, Any],
-    away: Sequence[int],
-) -> None:
-    """Crosses at the rounds ``away``, when a site was left out, and an axis that begins at 0 or the least weight."""
-    crosses = [0 if row["round"] in away else None for row in rounds]
-    left_out = [svg.Series("a site was left out", crosses, svg.DARK, "x", "")] if away else []
-    axes = svg.curves(figure, _numbers(rounds), [*series, *left_out], "aggregation weight (fraction)", others=behind)
+    crosses = [0 if row["rejected"] else None for row in rounds]
+    series += [svg.Series("a site was left out", crosses, svg.DARK, "x", "")] if any(c == 0 for c in crosses) else []
+    axes = svg.curves(figure, _numbers(rounds), series, "aggregation weight (fraction)", others=behind)
     known = [value for one in (*(one.values for one in series), *behind.values()) for value in one if value is not None]
     axes.set_ylim(bottom=min([0, *known]))
+    last = rounds[-1]["weights"].values()
+    return f"Aggregation weights, last round: {text(min(last, default=None))} to {text(max(last, default=None))}"
 
 
 def _of(rounds: Sequence[Json], part: str, site: str) -> list[float | None]:

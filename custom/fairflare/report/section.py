@@ -11,7 +11,7 @@ from fairflare.core.metric import named
 from fairflare.report.values import drawn, number
 
 if TYPE_CHECKING:
-    import pandas as pd
+    pass
 
 Json = dict[str, Any]
 Values = Mapping[str, float | None]
@@ -97,15 +97,6 @@ class Section:
         for key in self.at:
             found = (found or {}).get(key)
         return found
-
-    def records(self, run: Json) -> pd.DataFrame:
-        """Its rows, numbers unrounded, a column per key and nested key."""
-        import pandas as pd
-
-        found = self.rows(run) or ()
-        if isinstance(found, Mapping):
-            found = list(found.values()) if all(isinstance(one, Mapping) for one in found.values()) else [found]
-        return pd.json_normalize(list(found))
 
     def shown(self, run: Json) -> Json | None:
         """What the templates take; None where there is nothing to show."""

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fairflare.report import sanity_checks as learned
-from fairflare.report.values import capital, chance, ends, label, listing, meaning, plural, text
+from fairflare.report.values import capital, chance, label, listing, meaning, plural, text
 
 Json = Mapping[str, Any]
 MOST_NAMED, SHOWN = 12, 3
@@ -137,7 +137,7 @@ def _service(summary: Json) -> list[str]:
     explained = meaning(summary["headline"], summary)
     explained = f" ({metric}: {explained})" if explained else ""
     sites = "at the only site with a result" if n == 1 else f"on average over {n} sites"
-    found = risk_words(summary)
+    found = risk_words(summary) + worst_class(summary)
     found += [f"On the sites' own test examples the model's {metric} is {text(fairness['mean'])} {sites}{explained}."]
     guessing, least = chance(summary["headline"], summary), fairness["ci"]["low"]
     if guessing is not None and (fairness["mean"] if least is None else least) <= guessing:
@@ -146,13 +146,7 @@ def _service(summary: Json) -> list[str]:
         bottom, top = (_named(summary, end["site"]) for end in (low, high))
         ends_of = f"{bottom} worst ({text(low['value'])}) and {top} best ({text(high['value'])})"
         found.append(f"It serves {ends_of}: a gap of {text(fairness['gap'])}.")
-        found += _over_patients(summary, low["site"], high["site"])
-    found += _next_worst(summary) + learned.sentences(summary)
-    own = (summary["personal"] or {}).get("personal") or {"mean": None}
-    if own["mean"] is not None:
-        ends_of = f"{text(own['worst']['value'])} at the worst site ({own['worst']['site']})"
-        found.append(f"With each site's own model it is {text(own['mean'])} on average and {ends_of}.")
-    found += _not_defined(summary)
+    found += learned.sentences(summary) + _not_defined(summary)
     if fairness["left_out"]:
         found.append(f"No test result came from {_some(fairness['left_out'])}.")
     return found
@@ -165,6 +159,14 @@ def risk_words(summary: Json) -> list[str]:
         for one in summary.get("risks") or ()
     ]
     return [f"Risks on the sites' own test patients, mean and worst site: {', '.join(told)}."] if told else []
+
+
+def worst_class(summary: Json) -> list[str]:
+    """Of more than two classes the one that is found least, in one sentence; [] of other outcomes."""
+    found, classes = summary.get("groups") or {}, summary["task"].get("classes") or ()
+    if len(classes) < 3 or found.get("by") != "label" or found["worst"]["group"] is None:
+        return []
+    return [f"Worst class: {found['worst']['group']}, of whose cases {text(found['worst']['value'])} are found."]
 
 
 def _not_defined(summary: Json) -> list[str]:
@@ -183,32 +185,10 @@ def _not_defined(summary: Json) -> list[str]:
     ]
 
 
-def _over_patients(summary: Json, bottom: str, top: str) -> list[str]:
-    """How sure the values of the worst and the best served site are, where both have an interval."""
-    rows = {row["site"]: row["intervals"].get(summary["headline"]) for row in summary["sites"]}
-    one, other = rows[bottom], rows[top]
-    if one is None or other is None or bottom == top:
-        return []
-    overlap = max(one["low"], other["low"]) <= min(one["high"], other["high"])
-    doubt = ", which overlap: with other patients their order may turn" if overlap else ""
-    return [f"The 95 % intervals over their test patients are {ends(one)} and {ends(other)}{doubt}."]
-
-
 def _some(sites: Sequence[str]) -> str:
     if len(sites) <= MOST_NAMED:
         return listing(sites)
     return f"{len(sites)} sites ({', '.join(sites[:SHOWN])} and {len(sites) - SHOWN} more)"
-
-
-def _next_worst(summary: Json) -> list[str]:
-    """Up to two more sites below the mean, so that the worst one is not taken for the only one."""
-    fairness, sign = summary["fairness"], 1 if summary["higher_is_better"] else -1
-    known = [row for row in summary["sites"] if row["value"] is not None and row["site"] != fairness["worst"]["site"]]
-    lower = [row for row in known if sign * row["value"] < sign * fairness["mean"]]
-    nearest = sorted(lower, key=lambda row: sign * row["value"])[:2]
-    named = [f"{_named(summary, row['site'])} with {text(row['value'])}" for row in nearest]
-    word = "lowest" if sign > 0 else "highest"
-    return [f"The next {word}: {listing(named)}."] if named and fairness["n_sites"] > 3 else []
 
 
 def _named(summary: Json, site: str) -> str:

@@ -4,13 +4,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from math import inf
 from typing import Any
 
 from fairflare.report import svg
 from fairflare.report.audit_reader import Trail
-from fairflare.report.fairness import mean, std
-from fairflare.report.section import Quantity, Section, headline_width
+from fairflare.report.fairness import mean
+from fairflare.report.section import Quantity, Section
 from fairflare.report.sites import final
 from fairflare.report.values import capital, label, number, text
 
@@ -51,25 +50,6 @@ def last_rounds(rounds: Sequence[Mapping[str, Any]], table_sets: Mapping[str, st
     return found
 
 
-def domain_values(run: Json) -> dict[str, float | None]:
-    """Domain -> the headline metric there: on the shared test set of that name, else the mean over its sites."""
-    domain_of = run["task"].get("domains") or {}
-    names = list(dict.fromkeys(domain_of.values()))
-    sets = {row["name"]: row["value"] for row in run["test_sets"]["rows"]}
-    if names and all(sets.get(name) is not None for name in names):
-        return {name: sets[name] for name in names}
-    values = {row["site"]: row["value"] for row in run["sites"]}
-    members = {name: [site for site, domain in domain_of.items() if domain == name] for name in names}
-    return {name: mean({site: values.get(site) for site in sites}) for name, sites in members.items()}
-
-
-def domains_are(run: Json) -> str:
-    """What a domain's value is of: "shared test sets", "sites", or "" without domains."""
-    domains = set((run["task"].get("domains") or {}).values())
-    sets = {row["name"] for row in run["test_sets"]["rows"] if row["value"] is not None}
-    return "" if not domains else "shared test sets" if domains <= sets else "sites"
-
-
 def _last(kind: str) -> Callable[[Json], float | None]:
     def value(run: Json) -> float | None:
         sets = run["test_sets"]
@@ -78,14 +58,9 @@ def _last(kind: str) -> Callable[[Json], float | None]:
     return value
 
 
-QUANTITIES = (
-    *(Quantity(k, f"{k} test set, last 5 rounds", _last(k), column=f"{k.capitalize()} tests") for k in KINDS),
-    Quantity("domain_mean", "mean over domains", lambda run: mean(domain_values(run))),
-    Quantity("domain_std", "standard deviation over domains (ddof 0)", lambda run: std(domain_values(run)),
-             "lower", headline_width),
-    Quantity("domain_std_sample", "standard deviation over domains (ddof 1)", lambda run: std(domain_values(run), 1),
-             "lower", (0, inf)),
-)  # fmt: skip
+QUANTITIES = tuple(
+    Quantity(k, f"{k} test set, last 5 rounds", _last(k), column=f"{k.capitalize()} tests") for k in KINDS
+)
 
 
 @svg.inline("tests")

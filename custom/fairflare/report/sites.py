@@ -35,13 +35,9 @@ QUANTITIES = (
     Quantity("gap", "gap between best and worst site", _fair("gap"), "lower", headline_width, "Gap"),
     Quantity("jain", "Jain's index", _fair("jain"), "higher", (0, 1)),
     Quantity("std_sample", "standard deviation over sites (ddof 1)", _values(over.std, 1), "lower", (0, inf)),
-    Quantity("variance", "variance over sites (ddof 0)", _values(over.variance), "lower", (0, inf)),
-    Quantity("gini", "Gini coefficient over sites", _values(over.gini), "lower", (0, 1)),
     Quantity("bottom_decile", "worst tenth of the sites",
              lambda run: _values(over.bottom_decile, run["higher_is_better"])(run)),
-    Quantity("variance_vs_solo", "variance over sites relative to solo", lambda run: None, "lower", (0, inf)),
 )  # fmt: skip
-"""``variance_vs_solo`` is for whoever knows the other runs, see ``compare.relative_to_solo``."""
 
 
 def site_rows(trail: Trail, sites: Sequence[str], described: Mapping[str, str], headline: str) -> list[Json]:

@@ -117,7 +117,7 @@ def summarise(config: Json, entries: Iterable[Mapping[str, Any]]) -> Json:
         "clinical": clinical_section(trail.with_clinical_of(whole), config, about, sites),
         "groups": group_section(counted, config, about),
         "numbers": numbers.number_sections(trail, sites, about.get("numbers") or {}),
-        "notes": note_sections(trail, {row["site"]: row["data_share"] for row in rows}),
+        "notes": note_sections(trail),
         "timing": timing(trail),
         "traffic": traffic(trail),
         "provenance": {
@@ -150,7 +150,7 @@ def summarise(config: Json, entries: Iterable[Mapping[str, Any]]) -> Json:
 
 
 def risk_scores(rows: Sequence[Json], clinical: Json | None, about: Json) -> list[Json]:
-    """How good the risks of two classes are, whatever threshold: AUC, Brier score, calibration in the large.
+    """How good risks are, whatever threshold: of two classes AUC, Brier score, calibration in the large; of more, AUC.
 
     Args:
         rows: one per site, of the models that sites use.
@@ -159,12 +159,11 @@ def risk_scores(rows: Sequence[Json], clinical: Json | None, about: Json) -> lis
         For each: metric, label, higher_is_better and what ``describe`` says of the sites' values on their own test
         splits, the calibration's as sizes. [] of other outcomes, or where nothing is known.
     """
-    if len(about.get("classes") or ()) != 2:
-        return []
+    classes = len(about.get("classes") or ())
     stage = (clinical or {}).get("in_use")
     views = {row["site"]: row[stage] or {} for row in (clinical or {}).get("rows", ()) if stage in row}
     found: list[Json] = []
-    for names, key, words in RISK_SCORES:
+    for names, key, words in RISK_SCORES if classes == 2 else MANY_CLASSES if classes > 2 else ():
         values = {}
         for row in rows:
             known = [number(row["test"].get(name)) for name in names]
@@ -184,6 +183,7 @@ RISK_SCORES = (
     (("calibration_error",), "calibration", "calibration error"),
 )
 """Names in an evaluation, key of a clinical view, words."""
+MANY_CLASSES = ((("auc_ovr",), "", "macro AUC"),)
 SHOWN_HASH = 12
 """Digits of the given weights' hash that tell runs apart."""
 

@@ -24,14 +24,11 @@ from fairflare.engine.files import MODEL, read_model, save_json, save_text
 from fairflare.engine.setup.config import RunConfig, site_of_client
 from fairflare.engine.setup.parts import Parts, build_parts
 from fairflare.functional.intervals import Owners, resamples
-from fairflare.report.compare import PARETO, compare
+from fairflare.report.compare import compare
 from fairflare.report.compare_page import comparison_markdown as as_markdown
 from fairflare.report.compare_page import render_compare
-from fairflare.report.compare_tables import WHOLE, comparison_tables, main_table
 from fairflare.report.compare_tables import comparison_csv as as_csv
 from fairflare.report.fairness import gap, hierarchical, mean, std, worst
-from fairflare.report.frames import as_csv as tables_as_csv
-from fairflare.report.frames import as_latex
 from fairflare.report.personal import SHOWN
 from fairflare.studies.folders import COMPARISON, COMPARISON_PAGE, check_path, content
 from fairflare.studies.runs import predicted, run_once
@@ -55,22 +52,20 @@ def compare_all(
     *,
     env: str = "local",
     workers: int | None = 1,
-    pareto: tuple[str, str] = PARETO,
     again: Callable[..., dict[str, Any]] = lambda comparison, runs: comparison,
-    shared: bool = False,
     lockstep: bool = True,
     **how: Any,
 ) -> dict[str, Any]:
     """Run every configuration into a folder of its own below ``folder`` and write compare.html and compare.json.
 
     Runs are made by ``run_once`` with ``how``, those of small models together (``lockstep``). ``again`` adds what it
-    finds in them, see ``look_again``; ``pareto`` and ``shared`` are as ``compare`` takes them. ``fairflare report``
+    finds in them, see ``look_again``. ``fairflare report``
     writes a run's own page.
     """
     study, one = Study(dict(configs)), partial(run_once, env=env, page=False, **how)
     with study.finished(folder, one, workers=workers, env=env, lockstep=lockstep and env == "local") as reports:
         found = [(config, folder / name, reports[name]["detail"]) for name, config in configs]
-        comparison = again(compare([detail for *_, detail in found], pareto, shared), found)
+        comparison = again(compare([detail for *_, detail in found]), found)
         save_json(folder / COMPARISON, comparison)
         save_text(folder / COMPARISON_PAGE, render_compare(comparison))
     return comparison
@@ -84,17 +79,13 @@ def check_tables(folder: Path) -> None:
 
 
 def write_comparison(comparison: Mapping[str, Any], folder: Path, command: str) -> None:
-    """Write a comparison to ``folder``, with the command that made it: compare.json (everything), compare.csv (the
-    quantities), compare.md, compare.tex, and tables.csv (every table's cells: sites, metrics, domains, statistics).
-    """
+    """Write a comparison to ``folder`` with the command that made it: compare.json (everything), compare.csv (the
+    quantities) and compare.md."""
     check_tables(folder)
     folder.mkdir(exist_ok=True)
     save_json(folder / COMPARISON, {**comparison, "command": command})
     save_text(folder / "compare.csv", as_csv(comparison))
     save_text(folder / "compare.md", as_markdown(comparison, command, all_versions()))
-    tables = [main_table(comparison), *comparison_tables(comparison, most_rows=WHOLE)]
-    save_text(folder / "compare.tex", as_latex(*tables))
-    save_text(folder / "tables.csv", tables_as_csv(*tables))
 
 
 def look_again(comparison: Json, runs: Runs, resamples: int = 0) -> Json:

@@ -31,7 +31,6 @@ from fairflare.engine.audit import Tail
 from fairflare.engine.files import AUDIT
 from fairflare.report.audit_reader import bounded_sites, line
 from fairflare.report.values import number
-from fairflare.studies.waiting import Waiting, started
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -40,8 +39,8 @@ if TYPE_CHECKING:
 
 MOST_ERRORS = 20
 """Of preflight, at all sites together, that are printed while it looks."""
-NEAR_ZERO = 0.05
-"""Balanced accuracy of a site below which a line says what that means: chance is 1 over the number of its classes."""
+LEADS = {metric: ("auc", "auc_ovr") for metric in ("accuracy", "balanced_accuracy")}
+"""Headline that a threshold decides -> what a round is scored by where sites send it, as the tables of a run are."""
 UNSEEN = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 """What commands a terminal, or turns the direction of what follows, and shows nothing itself; not tab and line feed."""
 Seconds = Mapping[str, float | None]
@@ -71,7 +70,6 @@ err = Terminal(stderr=True, highlight=False)
 
 
 def note(text: str) -> None:
-    started()
     if say := _listener.get():
         say("note", text)
     else:
@@ -174,6 +172,8 @@ class Observer:
                 self.saw(entry)
 
 
+SILENCE = 10.0
+"""Seconds between two lines in a pipe on what is done."""
 BAR = 20
 """Characters of a bar."""
 SHORTEST = 8
@@ -219,26 +219,25 @@ def _bar(counted: bool = True) -> RichProgress:
 
 
 class _Lively:
-    """Shows ``_bar`` at a terminal; a pipe, where no bar is seen, is told ``_doing`` now and then."""
+    """Shows ``_bar`` at a terminal; a pipe, where no bar is seen, is told now and then what is done."""
 
     _bar: RichProgress
-    _doing: str
 
     def _show_on(self, bar: RichProgress, doing: str) -> TaskID:
-        self._bar, self._doing = bar, doing
-        self._waiting = Waiting(lambda: clean(self._doing))
+        self._bar, self._spoken = bar, time.monotonic()
         return bar.add_task(doing, total=None, state="")
 
     def __enter__(self) -> Self:
-        started()
         self._bar.start()
-        if not (err.is_terminal or err.quiet):
-            self._waiting.__enter__()
         return self
 
     def __exit__(self, *error: object) -> None:
-        self._waiting.stop()
         self._bar.stop()
+
+    def _now_and_then(self, text: str) -> None:
+        if not err.is_terminal and time.monotonic() - self._spoken > SILENCE:
+            self._spoken = time.monotonic()
+            err.print(escape(text), soft_wrap=True)
 
 
 class Progress(_Lively, Observer):
@@ -255,12 +254,12 @@ class Progress(_Lively, Observer):
         """When rounds began, and after which one."""
 
     def note(self, text: str) -> None:
-        self._waiting.spoken()
+        self._spoken = time.monotonic()
         err.print(escape(text), soft_wrap=True)
 
     def doing(self, text: str) -> None:
-        self._doing = text
         self._bar.update(self._task, description=text, state="")
+        self._now_and_then(text)
 
     def preparing(self, site: str) -> None:
         site, _, far = site.partition(": ")
@@ -268,8 +267,7 @@ class Progress(_Lively, Observer):
             self.doing(f"data of {site}: {far}")
             return
         done = int(self._bar.tasks[0].completed) + 1
-        self.doing(f"data of {site}")
-        self._doing += f" ({done} of {self._sites} sites)"
+        self.doing(f"data of {site} ({done} of {self._sites} sites)")
         self._bar.update(self._task, total=self._sites, completed=done)
 
     def found(self, site: str, finding: Finding) -> None:
@@ -283,14 +281,13 @@ class Progress(_Lively, Observer):
         self._since = (time.monotonic(), first)
         self._bar.reset(self._task, total=self._rounds, completed=first, begun=first, state="")
         self._bar.update(self._task, description=self._title)
-        self._doing = f"{self._title}: round {first + 1} of {self._rounds}"
         self._line(f"{line(entry)}, {self._rounds} rounds")
 
     def reached(self, entry: Mapping[str, Any], words: str) -> None:
         done, last = entry["round"], entry["round"] == entry["rounds"]
-        self._doing = "final evaluation" if last else f"{self._title}: round {done + 1} of {entry['rounds']}"
-        description = self._doing if last else self._title
-        self._bar.update(self._task, completed=done, description=description, state=words)
+        self._bar.update(
+            self._task, completed=done, description="final evaluation" if last else self._title, state=words
+        )
         if self._is_news(entry):
             self.note(line(entry))
         begun, first = self._since
@@ -313,7 +310,7 @@ class Counter(_Lively):
     def saw(self, part: str, done: int, total: int | None = None) -> None:
         """``done`` of ``total`` are done, or of nobody knows how many; the last one belonged to ``part``."""
         self._bar.update(self._task, description=f"{self._title}: {part}", completed=done, total=total)
-        self._doing = f"{self._title}: {part} {done}{f' of {total}' if total else ''}"
+        self._now_and_then(f"{self._title}: {part} {done}{f' of {total}' if total else ''}")
 
     @contextlib.contextmanager
     def aside(self) -> Iterator[None]:
@@ -412,17 +409,14 @@ def score_words(entry: Mapping[str, Any], headline: str) -> str:
     worst = min if named(name).higher_is_better else max
     site = worst(sorted(values), key=values.__getitem__)
     mean = sum(values.values()) / len(values)
-    words = {"train_loss": "training loss"}.get(name, f"validation {named(name).label}")
-    # A balanced accuracy near 0 looks like a fault: only the classes that a site has count there.
-    low = sum(value < NEAR_ZERO for value in values.values()) if name == "balanced_accuracy" else 0
-    why = f"; near 0 at {low}: the model names hardly any of the classes that these sites have" if low else ""
-    return f"{words} {mean:.3f}, worst {values[site]:.3f} ({site}){why}"
+    words = {"train_loss": "training loss", "auc_ovr": "validation AUC"}.get(name, f"validation {named(name).label}")
+    return f"{words} {mean:.3f}, worst {values[site]:.3f} ({site})"
 
 
 def scored(entry: Mapping[str, Any], headline: str) -> tuple[str, dict[str, float]]:
-    """What a round is scored by, and site -> value: the headline metric or else a loss, whichever a site has sent."""
+    """What a round is scored by, and site -> value: the headline or what leads it, else a loss, as sites have sent."""
     sent = {site: answer.get("metrics") or {} for site, answer in entry.get("accepted", {}).items()}
-    for name in (headline, *LOSSES):
+    for name in (*LEADS.get(headline, ()), headline, *LOSSES):
         values = {site: number(found.get(name)) for site, found in sent.items()}
         if known := {site: value for site, value in values.items() if value is not None}:
             return name, known

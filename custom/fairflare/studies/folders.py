@@ -44,9 +44,8 @@ SUMMARIES: tuple[str, ...] = (
     DECISION,
     QUESTION,
     CHECKLIST,
-    "tables.csv",
 )
-SUMMARIES += ("compare.csv", "compare.md", "compare.tex")
+SUMMARIES += ("compare.csv", "compare.md")
 SUMMARIES += tuple(f"{name}.{end}" for name in ("contribution", "riders") for end in ("csv", "md", "tex", "html"))
 FLARE_LOG = "flare_log.txt"
 EVALUATION_FILES = (EVALUATION_RESULT, EVALUATION_PAGE)

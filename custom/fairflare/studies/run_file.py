@@ -34,7 +34,6 @@ if TYPE_CHECKING:
 
     from fairflare.engine.setup.config import RunConfig
 
-"""Bytes of a file."""
 DAY = 86400.0
 MOST_WORKERS = 1024
 ROBUST = {"robust": "mixed"}
@@ -45,7 +44,8 @@ Values = Mapping[str, str]
 
 @dataclasses.dataclass(frozen=True)
 class Flag:
-    """How the command line shows a field: what it is for, what stands for its value, and its words.
+    """How the command line shows a field: what it is for, what stands for its value, its words, and whether commas
+    divide several.
 
     Without ``help`` it is not shown: ``--set`` with its name replaces it.
     """
@@ -53,6 +53,7 @@ class Flag:
     help: str = ""
     metavar: str | None = None
     words: tuple[str, ...] = ()
+    listed: bool = False
 
 
 def _pairs(given: Any) -> dict[str, str]:
@@ -102,7 +103,7 @@ class Choices(Given):
     classes: Annotated[
         str | None,
         BeforeValidator(lambda given: given if given is None else as_text(given)),
-        Flag("Classes or structures of --datalists: a number, or names A,B,C.", "N"),
+        Flag("Classes or structures of --datalists: a number, or their names.", "N|A,B", listed=True),
     ] = None
     code: Annotated[
         Paths,
@@ -112,7 +113,7 @@ class Choices(Given):
     bundle: Annotated[
         Path | None, Flag("A MONAI bundle: its network, transforms, loss and optimizer on --datalists.", "DIR")
     ] = None
-    without: Annotated[Texts, Flag("A site of your own data that is left out; repeat for more.", "SITE")] = []
+    without: Annotated[Texts, Flag("Sites of your own data that are left out.", "A,B", listed=True)] = []
     plan: Annotated[Path | None, Flag("Defaults that `fairflare plan` made of fingerprints.", "FILE")] = None
     rounds: Annotated[int | None, Flag("Communication rounds; the preset's by default.", "N")] = None
     sites: Annotated[int | None, Flag("Number of sites; the preset's by default.", "K")] = None
@@ -133,7 +134,7 @@ class Choices(Given):
         BeforeValidator(lambda given: given if given is None else as_text(given)),
         Flag("Named sites that must be there before the first round; else nothing begins.", "all|N"),
     ] = None
-    accept: Annotated[Texts, Flag("Preflight's errors of this code are warnings; repeat for more.", "CODE")] = []
+    accept: Annotated[Texts, Flag("Preflight's errors of these codes are warnings.", "A,B", listed=True)] = []
     init_from: Annotated[
         Path | None,
         Flag(
@@ -258,7 +259,6 @@ class RunFile(Run, Place):
     """One run, and how it is made: the keys of a file, and Python's keywords."""
 
     solo: bool | None = None
-    pooled: bool = False
     sim_threads: int | None = None
     workers: Annotated[
         Annotated[int, Range(1, MOST_WORKERS)] | None,

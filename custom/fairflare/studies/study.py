@@ -19,9 +19,7 @@ from typing import TYPE_CHECKING, Any
 from fairflare.core.errors import UserError
 from fairflare.core.manifest import all_versions
 from fairflare.core.seeds import derive
-from fairflare.core.settings import owned
 from fairflare.core.workers import raise_here
-from fairflare.engine.exchanges.benefit import trains_alone
 from fairflare.engine.files import CONFIG, read_json
 from fairflare.engine.setup import tasks
 from fairflare.engine.setup.config import RunConfig, make_config
@@ -32,7 +30,7 @@ from fairflare.studies import display
 from fairflare.studies.folders import check_collection, created, is_complete, opened
 from fairflare.studies.labels import DATA_SEED, as_text, flat_settings, folder_name, on_grid, split_method
 from fairflare.studies.parallel import Failure, One, Report, budget, run_all
-from fairflare.studies.runs import as_before, default_folder, run_once
+from fairflare.studies.runs import as_before, run_once
 
 if TYPE_CHECKING:
     import pandas
@@ -41,8 +39,6 @@ Reports = dict[str, Report]
 SHARED = ("group_by", "leave_out", "clients")
 """What the methods of a grid have alike, beside the data."""
 SOLO, POOLED = "solo", "pooled"
-ALIKE = ("training", "threads", "group_by", "min_count", "leave_out", "clients", "accept", "code", "max_norm_ratio")
-"""What a reference has of the run, beside task, data, seed and trainer."""
 
 
 def arms(
@@ -310,32 +306,11 @@ def _require_same_data(found: Sequence[tuple[str, RunConfig]]) -> None:
                     )
 
 
-def with_references(config: RunConfig, names: Sequence[str]) -> list[tuple[str, RunConfig]]:
-    """(folder name, run) of a run and of its references, on the same data, from the same first model, equally long.
-
-    ``names``: "solo" and "pooled", or one of them. Raises UserError where the data of these sites may not be pooled.
-    """
-    own = default_folder(config).name.partition(f"-{config.task}-")[0]
-    return same_headline([(own, config), *((name, reference_of_run(config, name)) for name in names)])
-
-
 def same_headline(found: list[tuple[str, RunConfig]]) -> list[tuple[str, RunConfig]]:
     """Final models of all runs where one of them cannot choose among its rounds: a choice would favour the others."""
     if len({config.headline for _, config in found}) < 2:
         return found
     return [(name, dataclasses.replace(config, headline="final")) for name, config in found]
-
-
-def reference_of_run(config: RunConfig, name: str) -> RunConfig:
-    """The run of the method ``name`` that goes with ``config``; raises UserError where there can be none."""
-    trainer = trains_alone(config.trainer)
-    settings = owned(config.settings, "trainer") if trainer == config.trainer else {}
-    values = {f"task.{key}": value for key, value in config.options.items()}
-    values |= {"trainer": trainer, **{f"trainer.{key}": value for key, value in settings.items()}}
-    made = make_config(name, f"{config.task}:{config.preset}", seed=config.seed, values=values)
-    alike: dict[str, Any] = {key: getattr(config, key) for key in ALIKE}
-    alike |= {"min_sites": config.min_sites} if name == SOLO else {}
-    return dataclasses.replace(made, **alike)
 
 
 def facts() -> dict[str, str]:
@@ -391,8 +366,7 @@ def benefit_table(report: Mapping[str, Any]) -> pandas.DataFrame:
 
     found = report["detail"].get("benefit")
     if not found:
-        ways = "settings={'solo': True}, or fairflare after FOLDER --step solo"
-        raise UserError(f"benefit: the run has not asked: {ways}")
+        raise UserError("benefit: the run has not asked: settings={'solo': True}")
     each = ((metric, row) for metric, one in found["metrics"].items() for row in (*one["sites"], *one["groups"]))
     rows = [{"metric": metric, "group": "", **row} for metric, row in each]
     names = ["site", "group", "metric", "n", "federated", "solo", "benefit", "low", "high", "verdict"]

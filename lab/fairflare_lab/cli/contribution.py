@@ -27,7 +27,7 @@ def _question(methods: tuple[str, ...], seeds: str, **asked: Any) -> Question:
 @click.command()
 @click.argument("methods", nargs=-1, required=True, metavar="METHOD [METHOD...]")
 @choices_options
-@options.option("--seeds", "--seed", default="0", metavar="0,1,2", help="Each with data of its own.")
+@options.listed_text("--seeds", "--seed", default=["0"], metavar="0,1,2", help="Each with data of its own.")
 @click.option("--shapley", is_flag=True, help="Also train coalitions: all up to 6 sites, else those of drawn orders.")
 @options.option(
     "--permutations",
@@ -59,8 +59,8 @@ def contribution(out: Path | None, force: bool, workers: Any, **asked: Any) -> o
 @click.command()
 @click.argument("methods", nargs=-1, required=True, metavar="METHOD [METHOD...]")
 @choices_options
-@options.option("--seeds", default="0", metavar="0,1,2", help="Each with data and a rider of its own.")
-@options.option("--kinds", default="zeros,noise,stale,copied", metavar="A,B", help="Also: repeated.")
+@options.listed_text("--seeds", default=["0"], metavar="0,1,2", help="Each with data and a rider of its own.")
+@options.listed_text("--kinds", default=["zeros,noise,stale,copied"], metavar="A,B", help="Also: repeated.")
 @click.option("--fixed-data", is_flag=True, help="The same data for every seed, where a task draws them.")
 @options.grid_options
 def riders(kinds: str, out: Path | None, force: bool, workers: Any, **asked: Any) -> options.Told:

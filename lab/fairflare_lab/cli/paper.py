@@ -15,7 +15,7 @@ from fairflare_lab.cli import exhibits
 
 @click.command()
 @click.argument("name", required=False)
-@click.option("--seeds", metavar="0,1,2", help="Seeds; the table's own by default.")
+@options.listed_text("--seeds", metavar="0,1,2", help="Seeds; the table's own by default.")
 @options.rounds_option
 @click.option(
     "--preset", "presets", multiple=True, metavar="T:PRESET", help="Another preset of task T; repeat for more."

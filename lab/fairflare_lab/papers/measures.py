@@ -13,10 +13,9 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from fairflare.report import fairness
-from fairflare.report.agreement import agreement
 from fairflare.report.groups import harmonic
 from fairflare.report.values import number
-from fairflare_lab.report.agreements import clipped_shares
+from fairflare_lab.report.agreements import agreement, clipped_shares
 
 Json = Mapping[str, Any]
 Values = dict[str, list[float]]

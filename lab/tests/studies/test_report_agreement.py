@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from scipy.stats import spearmanr
 
-from fairflare.report.agreement import agreement as agreement_of
 from fairflare_lab.report import contribution as agreement
+from fairflare_lab.report.agreements import agreement as agreement_of
 
 
 def game(sites, utility):

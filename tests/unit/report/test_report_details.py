@@ -1,29 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a comparison says beside means: sites, metrics, domains, last rounds, joining, cost, Pareto front."""
+"""What a comparison says beside means: sites, metrics, cost, and which differences are shown."""
 
-import copy
-import csv
-import io
-import itertools
-import json
 import re
 
 import pytest
 
-from fairflare.core.errors import UserError
-from fairflare.report.compare import compare, costs, dominated_by, last_rounds, run_row
+from fairflare.report.compare import compare, costs, run_row
 from fairflare.report.compare_page import comparison_markdown as as_markdown
-from fairflare.report.compare_page import differences, front_figure, render_compare
-from fairflare.report.compare_tables import MOST_PAIRS, WHOLE, comparison_tables, main_table, statistics
+from fairflare.report.compare_page import differences, render_compare
+from fairflare.report.compare_tables import MOST_PAIRS, MOST_SITES, comparison_tables
 from fairflare.report.compare_tables import comparison_csv as quantities_as_csv
-from fairflare.report.fairness import client_std, gini, variance
-from fairflare.report.frames import as_csv, as_latex
 from fairflare.report.groups import demographic_parity
 from fairflare.report.sections import quantities
-from fairflare.report.shared_sets import domain_values
-from golden import folder as golden_folder
-
-LAST5 = json.loads((golden_folder() / "metrics.json").read_text())["fedism_last5"]
 
 
 @pytest.fixture
@@ -31,16 +19,6 @@ def runs(make_run):
     return [
         make_run(title, seed, shift + 0.01 * seed) for title, shift in (("A", 0.0), ("B", 0.05)) for seed in (0, 1, 2)
     ]
-
-
-def test_gini_and_variance():
-    assert gini({"a": 0.5, "b": 0.5}) == 0.0 == gini({"a": 0.0, "b": 0.0})
-    assert gini({"a": 0.0, "b": 1.0}) == pytest.approx(0.5)
-    values = {"a": 0.1, "b": 0.4, "c": 0.7, "d": 0.2}
-    pairs = sum(abs(x - y) for x, y in itertools.product(values.values(), repeat=2))
-    assert gini(values) == pytest.approx(pairs / (2 * 16 * 0.35))
-    assert gini({"a": -1.0}) is None is gini({})
-    assert variance({"a": 0.0, "b": 1.0}) == 0.25 and variance({}) is None
 
 
 def test_demographic_parity_follows_from_group_accuracies():
@@ -84,38 +62,6 @@ def test_sites_and_every_metric(runs):
     assert method["test_sets"]["noise 3"]["balanced_accuracy"]["mean"] == 0.5
 
 
-def test_domains_are_those_of_test_sets_or_of_sites(make_run):
-    run = make_run()
-    assert domain_values(run) == {}
-    run["task"]["domains"] = {"site-1": "x", "site-2": "x", "site-10": "y"}
-    assert domain_values(run) == {"x": pytest.approx(0.85), "y": pytest.approx(0.6)}
-    found = compare([run])["methods"][0]
-    assert found["domain_mean"]["mean"] == pytest.approx(0.725) and found["detail"]["domains_of"] == "sites"
-    assert found["domain_std"]["mean"] == pytest.approx(0.125)
-    assert found["domain_std_sample"]["mean"] == pytest.approx(0.125 * 2**0.5)
-    run["task"]["domains"] = {"site-1": "clean", "site-2": "clean", "site-10": "noise 3"}
-    assert domain_values(run) == {"clean": 0.9, "noise 3": 0.5}
-    assert compare([run])["methods"][0]["detail"]["domains_of"] == "shared test sets"
-
-
-def _last5(make_run, seed):
-    run = make_run("A", seed)
-    kinds = ("clean", "corrupted")
-    values = {kind: [{run["headline"]: row[seed]} for row in LAST5[kind]] for kind in kinds}
-    run["test_sets"]["last"] |= {"values": values, "clean": None, "corrupted": None}
-    return run
-
-
-def test_fifteen_values_as_the_paper_prints_them(make_run):
-    found = last_rounds([_last5(make_run, seed) for seed in range(3)])
-    for kind, name in (("clean", "clean"), ("corrupted", "corr"), ("average", "avg")):
-        assert found[kind]["mean"] == pytest.approx(LAST5[f"{name}_mean"], abs=1e-12)
-        assert found[kind]["sd"] == pytest.approx(LAST5[f"{name}_std"], abs=1e-12)
-        assert found[kind]["n"] == 15 and found[kind]["sd_sample"] > found[kind]["sd"]
-    flat = [list(itertools.chain(*LAST5[kind])) for kind in ("clean", "corrupted")]
-    assert [client_std(*pair) for pair in zip(*flat)] == pytest.approx(LAST5["client_std_16_4"], abs=1e-12)
-
-
 def test_cost_per_round(make_run):
     run = make_run()
     assert costs(run)["seconds"] == pytest.approx(2.5) and costs(run)["bytes_up"] is None
@@ -123,46 +69,6 @@ def test_cost_per_round(make_run):
     assert costs(run) == {"bytes_down": 100.0, "bytes_up": 50.0, "seconds": pytest.approx(2.5)}
     run["rounds_done"] = 0
     assert set(costs(run).values()) == {None}
-
-
-def test_joining_is_compared_with_training_alone(make_run, runs):
-    alone = [make_run("solo", seed, 0.02) for seed in (0, 1, 2)]
-    found = compare([*runs, *alone])
-    joining = found["methods"][1]["detail"]["joining"]
-    assert found["methods"][2]["detail"]["joining"] is None and joining["lose"] == 0
-    assert joining["sites"]["site-1"]["mean"] == pytest.approx(0.04)
-    assert joining["sites"]["site-1"]["low"] > 0 and joining["sites"]["site-1"]["p_holm"] > 0.05
-    assert joining["sites"]["site-1"]["verdict"] == "cannot be told"
-    assert found["methods"][0]["variance_vs_solo"]["mean"] == pytest.approx(1.0), "every site moves alike here"
-    assert compare(runs)["methods"][0]["variance_vs_solo"]["mean"] is None
-    own = copy.deepcopy(alone)
-    for run in own:
-        run["personal"] = {
-            "rows": [{"site": "site-1", "personal": 0.1}],
-            "personal": {"mean": None, "worst": {"value": None}, "std": None},
-        }
-    served = compare([*runs, *own])["methods"][1]["detail"]["joining"]["sites"]["site-1"]
-    assert served["mean"] == pytest.approx(0.9 + 0.06 - 0.1), "a site's own model is what serves it"
-
-
-def test_dominated_points():
-    points = {"a": (0.8, 0.5), "b": (0.7, 0.6), "c": (0.7, 0.5), "d": (0.8, 0.5), "e": (None, 0.9)}
-    found = dominated_by(points, (True, True))
-    assert found == {"a": [], "b": [], "c": ["a", "b", "d"], "d": []}
-    assert dominated_by(points, (False, False)) == {"a": ["c"], "b": ["c"], "c": [], "d": ["c"]}
-
-
-def test_the_front_of_a_comparison(runs, make_run):
-    found = compare(runs, ("mean", "gap"))
-    rows = {row["label"]: row["dominated_by"] for row in found["pareto"]["points"]}
-    assert rows == {"A": ["B"], "B": []} and not found["pareto"]["y"]["higher_is_better"]
-    figure = front_figure(found)
-    assert figure.startswith("<svg") and "A (dominated)" in figure and "B (dominated)" not in figure
-    assert front_figure(found) == figure
-    one = compare(runs[:3])
-    assert front_figure(one) == ""
-    with pytest.raises(UserError, match="--pareto: expected two of mean, worst.* got 'speed'"):
-        compare(runs, ("mean", "speed"))
 
 
 def test_statistics_of_every_pair(runs):
@@ -186,8 +92,9 @@ def test_the_verdict_of_several_methods_is_holms(make_run, runs):
     three = compare([*runs, *(make_run("C", seed, 0.1 + 0.02 * seed) for seed in (0, 1, 2))])
     pairs = [method["versus_first"]["worst"] for method in three["methods"][1:]]
     assert [pair["verdict"] for pair in pairs] == ["cannot be told"] * 2 and all(pair["low"] > 0 for pair in pairs)
-    cells = set(statistics(three)["Verdict"])
-    assert cells == {"cannot be told"}
+    rows = next(rows for table in comparison_tables(three) if ["Verdict"] in table["heads"] for rows in [table["rows"]])
+    told = {(row["title"], row["cells"][0][0]): row["cells"][-1][0] for row in rows}
+    assert told["B", "Worst site"] == "p above 0.05" and "interval includes zero" in told.values()
     said, page = differences(three), render_compare(three)
     assert said[-1].endswith("With 3 seeds that p is never so small: 7 seeds are needed to tell any.")
     for written in (
@@ -195,7 +102,6 @@ def test_the_verdict_of_several_methods_is_holms(make_run, runs):
         page,
         as_markdown(three, "command", {}),
         quantities_as_csv(three),
-        as_latex(statistics(three)),
     ):
         assert not re.search(r"is (better|worse) than|[|,&>] ?(better|worse)\b", written)
         assert "Holm" in written or "p_holm" in written
@@ -220,37 +126,24 @@ def test_a_method_trained_otherwise_gets_no_verdict(make_run, runs):
     assert found["methods"][2]["versus_first"]["worst"]["verdict"] == "other objective"
 
 
-def test_every_table_is_written(runs, self_contained, make_run):
-    found = compare([*runs, *(make_run("solo", seed, 0.02) for seed in (0, 1, 2))])
-    tables = {table.attrs["key"]: table for table in comparison_tables(found)}
-    assert {"statistics", "sites", "metrics", "test-sets", "joining", "cost", "pareto"} <= set(tables)
-    assert main_table(found)["Worst site"][1].mean == pytest.approx(0.66)
+def test_every_table_is_written(runs, self_contained):
+    found = compare(runs)
+    tables = {table["label"]: table for table in comparison_tables(found)}
+    assert {"Methods", "Differences from A", "Every metric", "Shared test sets", "Cost"} <= set(tables)
+    at = tables["Methods"]["heads"].index("Worst site") - 1
+    assert tables["Methods"]["rows"][1]["cells"][at][0] == "0.660"
     page = render_compare(found)
     self_contained(page)
-    for table in tables.values():
-        assert f"<h2>{table.attrs['label']}</h2>" in page
-        assert f"## {table.attrs['label']}" in as_markdown(found, "x", {})
-    rows = list(csv.DictReader(io.StringIO(as_csv(*tables.values()))))
-    assert len({(row["table"], row["row"], row["column"]) for row in rows}) == len(rows)
-    assert {row["table"] for row in rows} == set(tables) and as_latex(*tables.values()).count("toprule") == len(tables)
-    assert tables["pareto"]["Method"][1] == "solo" and tables["pareto"]["Dominated by"][1] == "B"
+    for label in tables:
+        assert f"<h2>{label}</h2>" in page
+    assert "cannot be told" not in page
 
 
-def test_many_sites_are_cut_on_the_page_and_whole_in_csv(runs):
+def test_a_page_is_cut_where_sites_or_methods_are_many(runs, make_run):
     found = compare(runs)
-    short = next(table for table in comparison_tables(found, most_rows=2) if table.attrs["key"] == "sites")
-    assert [name.partition(" ")[0] for name in short["Site"]] == ["site-1", "site-2"]
-    assert short.attrs["notes"] == ("1 more rows are in the CSV and JSON files.",)
-
-
-def test_a_page_has_the_main_pairs_and_csv_all(runs, make_run):
-    third = [make_run("C", seed, 0.1 + 0.02 * seed) for seed in (0, 1, 2)]
-    found = compare([*runs, *third])
-    short, whole = (
-        next(table for table in comparison_tables(found, most) if table.attrs["key"] == "statistics")
-        for most in (60, WHOLE)
-    )
-    columns = {one.label.lower() for one in quantities().values() if one.column}
-    said, all_of = ({name.lower() for name in table["Quantity"]} for table in (short, whole))
-    assert len(whole) > MOST_PAIRS and "gini coefficient over sites" in all_of - said
-    assert said == all_of & columns and "worst site" in said and len(short.attrs["notes"]) == 1
+    found["sites"] = [{"site": f"s{k}", "description": ""} for k in range(MOST_SITES + 2)]
+    sites = next(table for table in comparison_tables(found) if table["heads"][0] == ["Site"])
+    assert len(sites["rows"]) == MOST_SITES and sites["notes"] == ["2 more sites are in the JSON file."]
+    many = compare([*runs, *(make_run(f"C{k}", s, 0.01 * k * s) for k in range(6) for s in (0, 1, 2))])
+    rows = next(table["rows"] for table in comparison_tables(many) if ["Verdict"] in table["heads"])
+    assert len(rows) <= MOST_PAIRS and {row["cells"][0][0] for row in rows} == {"Worst site", "Mean over sites"}

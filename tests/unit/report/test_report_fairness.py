@@ -11,7 +11,6 @@ import math
 
 import numpy as np
 import pytest
-from scipy import stats
 
 from cases import each
 from fairflare.report import fairness
@@ -118,12 +117,6 @@ def test_mean_ci_over_three_seeds():
     assert found["high"] == pytest.approx(2.3 / 3 + half, abs=1e-6)
 
 
-def test_the_student_quantile_is_scipys():
-    for df in (1, 2, 3, 4, 7, 10, 29, 30, 101, 466):
-        for level in (0.5, 0.9, 0.95, 0.99):
-            assert fairness.student_quantile(df, level) == pytest.approx(stats.t.ppf((1 + level) / 2, df), rel=1e-12)
-
-
 def test_mean_ci_needs_two_values():
     assert fairness.mean_ci([0.5]) == {"mean": 0.5, "low": None, "high": None, "n": 1, "sd": None}
     assert fairness.mean_ci([]) == {"mean": None, "low": None, "high": None, "n": 0, "sd": None}
@@ -139,12 +132,11 @@ def test_levels_outside_the_unit_interval_are_refused(level):
         fairness.mean_ci([1.0, 2.0], level=level)
 
 
-def test_both_deviations_and_the_papers_that_print_them():
+def test_both_deviations():
     found = fairness.describe(X)
     assert found["std"] == pytest.approx(math.sqrt(42 / 2700), abs=1e-15)
     assert found["std_sample"] == pytest.approx(math.sqrt(42 / 1800), abs=1e-15)
     assert found["ddof"] == 0
-    assert "Fed-LWR" in found["std_used_by"]["std"] and "FedHEAL" in found["std_used_by"]["std_sample"]
     assert fairness.describe({"a": 0.4})["std_sample"] is None
 
 

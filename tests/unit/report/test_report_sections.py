@@ -39,7 +39,7 @@ def test_groups_are_pooled_and_keep_their_order(grouped_inputs):
     assert (found["n"], found["overall"]) == (190, pytest.approx((68 + 64 + 8 + 7) / 190))
 
 
-def test_spread_and_mixtures_of_the_groups(grouped_inputs):
+def test_spread_of_the_groups(grouped_inputs):
     found = summarise(**grouped_inputs)["groups"]
     assert (found["by"], found["min_count"], found["metric"], found["split"]) == ("label+sex", 5, "accuracy", "test")
     assert found["uniform"] == pytest.approx(2.75 / 4)
@@ -47,8 +47,7 @@ def test_spread_and_mixtures_of_the_groups(grouped_inputs):
     assert found["worst"] == {"group": "ill, f", "value": 0.4}
     assert found["disparity"]["sample"] == pytest.approx(found["disparity"]["population"] * (4 / 3) ** 0.5)
     assert found["cells"] == {"expected": 12, "sent": 9}
-    values = [found["uniform"], *(case["value"] for case in found["unseen"]), found["worst"]["value"]]
-    assert values == sorted(values, reverse=True)
+    assert found["uniform"] > found["worst"]["value"]
 
 
 def test_disparities_of_both_levels_and_their_two_harmonics(grouped_inputs):
@@ -78,7 +77,6 @@ def test_sentences_on_groups_name_convention_and_minimum(grouped_inputs):
     first, second = words.groups(summary)
     assert "lowest in the group ill, f (0.400)" in first
     assert "with ddof 1 (as FedUFO prints it)" in first
-    assert "equally large groups would get 0.688" in first
     assert "only from 5 examples on (min_count)" in second and "3 of 12 are missing" in second
     assert "across sex. EO gap of the class ill: 0.300; worst true-positive rate: 0.400." in words.opportunity(summary)
 
@@ -90,10 +88,9 @@ def test_shares_of_sites_stand_beside_their_shares_of_the_examples(noted_inputs)
     last = by_site["site-10"]
     assert (last["first"], last["last"]) == (0.5, 0.4)
     assert last["mean"] == pytest.approx(1.4 / 3)
-    assert last["data_share"] == pytest.approx(0.2)
     assert found["rounds"] == 4
     novelty = rows(section(noted_inputs, "novelty"), "name")["site-10"]
-    assert (novelty["median"], "data_share" in novelty) == (1.0, False)
+    assert novelty["median"] == 1.0
 
 
 def test_a_site_is_marked_by_the_declared_factor(noted_inputs):
@@ -107,20 +104,9 @@ def test_a_site_is_marked_by_the_declared_factor(noted_inputs):
     assert not any(row["marked"] for row in section(noted_inputs, "free_rider_score")["rows"])
 
 
-def test_agreement_with_the_shares_of_the_examples(noted_inputs):
-    """Last shares 0.3, 0.3, 0.4 against 0.5, 0.3, 0.2: distance sqrt(0.08), cosine 0.32 / sqrt(0.34 * 0.38).
-
-    Centred and times 30: (-1, -1, 2) and (5, -1, -4), so Pearson is -12 / sqrt(6 * 42).
-    """
-    found = section(noted_inputs, "contribution")["agreement"]
-    assert found["euclid"] == pytest.approx(0.08**0.5)
-    assert found["cosine"] == pytest.approx(0.32 / (0.34 * 0.38) ** 0.5)
-    assert found["pearson_x100"] == pytest.approx(-1200 / 252**0.5)
-
-
 def test_the_rule_of_a_mark_is_given_with_its_result(noted_inputs):
     text = " ".join(SECTION.sentence(summarise(**noted_inputs)))
-    for part in ("exceeds 3 times the median", "not a verdict", "Marked: site-10.", "cosine: 0.890."):
+    for part in ("exceeds 3 times the median", "not a verdict", "Marked: site-10."):
         assert part in text
 
 

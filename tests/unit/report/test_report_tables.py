@@ -12,7 +12,6 @@ from fairflare.cli import main as cli
 from fairflare.report.compare import compare
 from fairflare.report.compare_page import comparison_markdown as as_markdown
 from fairflare.report.compare_tables import CSV_COLUMNS as COLUMNS
-from fairflare.report.compare_tables import STATISTICS
 from fairflare.report.compare_tables import comparison_csv as as_csv
 from fairflare.report.frames import machine
 
@@ -25,7 +24,7 @@ def comparison(make_run):
 def test_csv_holds_means_and_paired_differences(comparison):
     rows = list(csv.DictReader(io.StringIO(as_csv(comparison))))
     worst = next(row for row in rows if (row["method"], row["quantity"]) == ("B", "worst"))
-    assert tuple(worst) == COLUMNS + STATISTICS
+    assert tuple(worst) == COLUMNS
     assert [float(worst[key]) for key in ("mean", "difference")] == pytest.approx([0.63, 0.03])
     assert (worst["n"], worst["wins"]) == ("2", "2")
     first = next(row for row in rows if (row["method"], row["quantity"]) == ("A", "worst"))
@@ -49,7 +48,7 @@ def test_names_of_methods_are_no_formulas_and_no_markup(make_run):
     assert "](" not in page.replace("\\](", "") and "_x_" not in page
 
 
-FILES = ["compare.csv", "compare.json", "compare.md", "compare.tex", "tables.csv"]
+FILES = ["compare.csv", "compare.json", "compare.md"]
 
 
 def test_compare_writes_its_tables(tmp_path, monkeypatch, capsys):

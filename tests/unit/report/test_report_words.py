@@ -25,19 +25,6 @@ def test_opening_of_a_completed_run(summary):
     assert "0.900 on clean and 0.650 on corrupted" in second
 
 
-@pytest.mark.parametrize(
-    ("high", "doubt"), [(0.7, ""), (0.85, ", which overlap: with other patients their order may turn")]
-)
-def test_how_sure_the_worst_and_the_best_value_are(inputs, high, doubt):
-    sites = next(entry["sites"] for entry in inputs["entries"] if entry["event"] == "evaluation")
-    metric = summarise(**inputs)["headline"]
-    sites["site-10"]["intervals"] = {metric: {"low": 0.5, "high": high}}
-    assert "test patients are" not in words.opening(summarise(**inputs))[0]
-    sites["site-1"]["intervals"] = {metric: {"low": 0.8, "high": 0.95}}
-    said = f"The 95 % intervals over their test patients are 0.500 to {high:.3f} and 0.800 to 0.950{doubt}."
-    assert said in words.opening(summarise(**inputs))[0]
-
-
 def test_the_headline_is_the_result(summary, failed_inputs):
     assert words.headline(summary) == "Haemorrhage: balanced accuracy 0.77 on average, 0.60 at site-10"
     assert words.headline(summarise(**failed_inputs)) == "Haemorrhage: does it serve every site?"
@@ -69,13 +56,6 @@ def test_late_sites_are_named_with_what_it_means_for_them(inputs):
     found = words.opening(summarise(**inputs))[1]
     assert "Rounds ended after 2 answers, and what came later was not used" in found
     assert "may serve their patients less well" in found and "site-10 was late" not in found
-
-
-def test_the_next_worst_sites_are_named_when_there_are_enough(inputs):
-    for name, value in (("site-3", 0.65), ("site-4", 0.7)):
-        inputs["entries"][-2]["sites"][name] = {"test": {"balanced_accuracy": value}}
-    found = words.opening(summarise(**inputs))[0]
-    assert "The next lowest: site-3 with 0.650 and site-4 with 0.700." in found
 
 
 @pytest.mark.parametrize(("metric", "limit"), [("balanced_accuracy", 0.25), ("auc", 0.5)])
