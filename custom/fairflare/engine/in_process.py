@@ -56,10 +56,12 @@ class InProcess:
             yield self._sites[name].handle(instructions[name])
 
 
-LOCKSTEP: ContextVar[Callable[[Trainer, Sequence[LocalWork]], list[Trained]] | None] = ContextVar(
+Together = Callable[["Sequence[LocalWork]", "Sequence[Trainer]"], "list[Trained]"]
+LOCKSTEP: ContextVar[Callable[[str, Sequence[LocalWork], Trainer, Together], list[Trained]] | None] = ContextVar(
     "LOCKSTEP", default=None
 )
-"""Called with the trainer and the sites' works in place of ``train_together``, where other runs train with them."""
+"""Called where other runs train with these sites: with what is equal for trainers of one call, the sites' works, their
+trainer, and what trains them."""
 
 
 @dataclass(frozen=True)
@@ -111,8 +113,9 @@ class Stacked(InProcess):
         asked = sorted(name for name, instruction in instructions.items() if instruction.task == "train")
         if asked:
             works = [self._sites[name].planned(instructions[name]) for name in asked]
-            trainer, lockstep = self._replays[asked[0]].of, LOCKSTEP.get()
-            results = lockstep(trainer, works) if lockstep else self._together.train_together(works, trainer)
+            trainer, lockstep, train = self._replays[asked[0]].of, LOCKSTEP.get(), self._together.train_together
+            kind = self._together.alike(trainer)
+            results = lockstep(kind, works, trainer, train) if lockstep else train(works, trainer)
             for name, work, trained in zip(asked, works, results):
                 self._replays[name].done.clear()
                 self._replays[name].done[work.seed] = trained, work

@@ -15,19 +15,17 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 from fairflare.core.errors import FairFlareError
 from fairflare.core.execution import default_device
 from fairflare.core.types import LocalWork
 from fairflare.engine.files import is_file, read_json
-from fairflare.engine.in_process import LOCKSTEP
+from fairflare.engine.in_process import LOCKSTEP, Together
 from fairflare.engine.setup.assembly import CONFIG
 from fairflare.engine.setup.config import RunConfig
 from fairflare.engine.setup.parts import build_parts, stacks_well
 from fairflare.studies.labels import DATA_SEED
-from fairflare.trainers import vmap_training
-from fairflare.trainers.base import Trainer
-from fairflare.trainers.vmap_training import Trained, alike
 
 MAX_RUNS = 64
 """Runs that are held in memory at once."""
@@ -68,9 +66,10 @@ class _Request:
     """What the sites of one run wait for; it is computed with the works of runs that are ``alike``."""
 
     alike: str
-    trainer: Trainer
     works: Sequence[LocalWork]
-    trained: list[Trained] = field(default_factory=list)
+    trainer: Any
+    train: Together
+    trained: list[Any] = field(default_factory=list)
     error: BaseException | None = None
 
     @property
@@ -105,7 +104,7 @@ class _Lockstep:
     def _run(self, name: str, config: RunConfig, one: Callable[[str, RunConfig], None]) -> None:
         options = {key: value for key, value in config.options.items() if key != DATA_SEED}
         data = repr((config.task, config.preset, options, config.training))
-        LOCKSTEP.set(lambda trainer, works: self._train(_Request(data + alike(trainer), trainer, works)))
+        LOCKSTEP.set(lambda kind, *asked: self._train(_Request(data + kind, *asked)))
         with self._turn:
             try:
                 if self._error is None:
@@ -116,7 +115,7 @@ class _Lockstep:
                 self._at_work -= 1
                 self._compute_if_all_wait()
 
-    def _train(self, request: _Request) -> list[Trained]:
+    def _train(self, request: _Request) -> list[Any]:
         self._requests.append(request)
         self._compute_if_all_wait()
         while not request.is_done:
@@ -148,8 +147,8 @@ class _Lockstep:
 def _train(group: Sequence[_Request]) -> None:
     """The steps of the sites of all runs in ``group``."""
     try:
-        works = [(work, one.trainer) for one in group for work in one.works]
-        results = iter(vmap_training.train_together(*map(list, zip(*works))))
+        works = [work for one in group for work in one.works]
+        results = iter(group[0].train(works, [one.trainer for one in group for _ in one.works]))
     except Exception as error:  # every run must end: one that waits for ever would hold up the others
         for request in group:
             request.error = error

@@ -175,7 +175,8 @@ def _row_weights(trainer: Trainer, work: LocalWork, queue: _Queue) -> torch.Tens
     trainer.setup(work)
     shared, of_groups = float(work.scratch["shared"]), work.scratch["groups"].cpu()
     work.scratch.clear()
-    return shared + of_groups[queue.rows.groups.cpu() % len(of_groups)]
+    weights: torch.Tensor = shared + of_groups[queue.rows.groups.cpu() % len(of_groups)]
+    return weights
 
 
 def _gsam_direction(
