@@ -14,6 +14,7 @@ import argparse
 import contextlib
 import csv
 import json
+import math
 import os
 import shutil
 import time
@@ -38,6 +39,7 @@ from fairflare.studies.study import config_of
 
 RESULTS = Path(__file__).resolve().parent / "results"
 DIGITS = 5
+TRIALS = "tuning/"
 Run = Mapping[str, Any]
 """Content of a kept file: "scores" set -> metric -> a value per round, "records" as ``regime_rules.RECORDS``."""
 Settings = Mapping[str, Any]
@@ -59,14 +61,16 @@ class Bench:
         self.folder, self.until = folder, until
 
     def run(self, regime: Regime, key: str, seed: int, settings: Settings, name: str) -> Run:
-        """The content of the file ``name``, made where it is missing."""
+        """The content of the file ``name``, made where it is missing or has other settings."""
         path = self.folder / regime.key / f"{name}-seed{seed}.json"
-        if path.is_file():
-            return json.loads(path.read_text(encoding="utf-8"))
+        kept = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
+        if kept and kept["settings"] == settings:
+            return kept
         if self.until and time.strftime("%H:%M") >= self.until:
             raise Late
         arm, began = regime.arms[key], time.process_time()
         label = arm.label.replace("{seed}", str(seed))
+        rounds = regime.rounds if name.startswith(TRIALS) else regime.length(arm)
         if arm.after:
             regime_rules.RECORDS["other"] = self.judged(regime, arm.after, seed)["records"]
             label = label.replace("{run}", "other")
@@ -75,7 +79,7 @@ class Bench:
             label,
             regime.task,
             seed,
-            {"rounds": regime.length(arm), "values": values},
+            {"rounds": rounds, "values": values},
             draw=True,
             over={**arm.over, **settings},
         )
@@ -132,24 +136,29 @@ class Bench:
     def trials(
         self, regime: Regime, key: str, rates: Sequence[float], seeds: Sequence[int], only: Sequence[Any] = ()
     ) -> dict[tuple[float, Any], float]:
-        """(rate, own parameter) -> the mean over the seeds of the primary endpoint on validation sets."""
+        """(rate, own parameter) -> the mean over the seeds of what trials are valued by."""
         arm, values = regime.arms[key], {}
         for rate, own in only or [(rate, own) for rate in rates for own in arm.own[1]]:
             runs = [
-                self.run(regime, key, seed, {"lr": rate, arm.own[0]: own}, f"tuning/{key}-{rate:g}-{own:g}")
+                self.run(regime, key, seed, {"lr": rate, arm.own[0]: own}, f"{TRIALS}{key}-{rate:g}-{own:g}")
                 for seed in seeds
             ]
-            scores = [regime.primary.value(run["scores"], regime.rounds, VAL) for run in runs]
+            scores = [regime.tuned_by.value(run["scores"], regime.rounds, VAL) for run in runs]
             values[rate, own] = sum(scores) / len(scores)
         return values
 
 
+def score(value: float | None, metric: str) -> float:
+    """A diverged model, which has none, gets the worst that there is."""
+    return round(value, DIGITS) if value is not None else math.inf if metric == "loss" else 0.0
+
+
 def read(lines: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """ "scores" and "records" of a log's lines; a diverged model's score is the worst that there is."""
+    """ "scores" and "records" of a log's lines."""
     scored = sorted((line for line in lines if line["event"] == "scores"), key=lambda line: line["round"])
     sets = {
         name: {
-            metric: [round(row["test_sets"][name]["metrics"].get(metric) or 0.0, DIGITS) for row in scored]
+            metric: [score(row["test_sets"][name]["metrics"].get(metric), metric) for row in scored]
             for metric in of["metrics"]
         }
         for name, of in scored[-1]["test_sets"].items()
