@@ -30,8 +30,10 @@ from regime_page import HEADS
 from regime_tasks import VAL
 
 from fairflare.core.manifest import all_versions
+from fairflare.engine.audit import verify
 from fairflare.engine.files import AUDIT
 from fairflare.engine.setup.assembly import save_config
+from fairflare.engine.setup.config import RunConfig
 from fairflare.engine.setup.local import LocalSites, run_local
 from fairflare.engine.setup.parts import build_parts
 from fairflare.report.frames import machine
@@ -84,22 +86,14 @@ class Bench:
             over={**arm.over, **settings},
         )
         place = self.folder / regime.key / "running"
-        shutil.rmtree(place, ignore_errors=True)
-        place.mkdir(parents=True)
-        built = build_parts(config)
-        save_config(config, built, place, "local")
-        with LocalSites(config, place, built) as sites, contextlib.redirect_stderr(None):
-            run_local(config, place, parts=built, sites=sites)
-        lines = [json.loads(line) for line in (place / AUDIT).read_text(encoding="utf-8").splitlines()]
+        lines = executed(config, place)
         content = {
             "config": config.sha256()[:12],
             "settings": dict(settings),
             "cpu_seconds": round(time.process_time() - began, 2),
             **read(lines),
         }
-        path.parent.mkdir(parents=True, exist_ok=True)
-        (scratch := path.with_suffix(".part")).write_text(json.dumps(content), encoding="utf-8")
-        os.replace(scratch, path)
+        keep(path, content)
         shutil.rmtree(place)
         print(time.strftime("%H:%M:%S"), path.relative_to(self.folder), content["cpu_seconds"], flush=True)
         return content
@@ -110,7 +104,7 @@ class Bench:
 
     def tuned(self, regime: Regime) -> dict[str, Settings]:
         """Arm -> the settings that its trials chose, by the rule of ``regime_list``."""
-        path = self.folder / regime.key / "tuned.json"
+        path = tuned_file(self.folder, regime)
         if path.is_file():
             return json.loads(path.read_text(encoding="utf-8"))
         first, *others = regimes.TUNING_SEEDS
@@ -146,6 +140,29 @@ class Bench:
             scores = [regime.tuned_by.value(run["scores"], regime.rounds, VAL) for run in runs]
             values[rate, own] = sum(scores) / len(scores)
         return values
+
+
+def tuned_file(folder: Path, regime: Regime) -> Path:
+    """Named by what trials are valued by: another rule tunes anew."""
+    return folder / regime.key / f"tuned-{regime.tuned_by.metric}.json"
+
+
+def executed(config: RunConfig, place: Path) -> list[Mapping[str, Any]]:
+    """The log's lines of a run in the new folder ``place``."""
+    shutil.rmtree(place, ignore_errors=True)
+    place.mkdir(parents=True)
+    built = build_parts(config)
+    save_config(config, built, place, "local")
+    with LocalSites(config, place, built) as sites, contextlib.redirect_stderr(None):
+        run_local(config, place, parts=built, sites=sites)
+    return verify(place / AUDIT)
+
+
+def keep(path: Path, content: Any) -> None:
+    """Write ``content`` to ``path``, whole or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    (scratch := path.with_suffix(".part")).write_text(json.dumps(content), encoding="utf-8")
+    os.replace(scratch, path)
 
 
 def score(value: float | None, metric: str) -> float:
@@ -223,7 +240,7 @@ def collect(folder: Path) -> None:
                 last = {metric: of[metric][regime.rounds - regimes.LAST : regime.rounds] for metric in of}
                 means = [f"{sum(rows) / len(rows):.5f}" for rows in last.values()]
                 sets += [[regime.key, seed, key, name, *means]] if not name.startswith(VAL) else []
-        if (path := folder / regime.key / "tuned.json").is_file():
+        if (path := tuned_file(folder, regime)).is_file():
             for key, of in json.loads(path.read_text(encoding="utf-8")).items():
                 n = len(list((folder / regime.key / "tuning").glob(f"{key}-[0-9]*-seed100.json")))
                 chosen.append([regime.key, key, n or "", *[f"{name}={value}" for name, value in of.items()]])

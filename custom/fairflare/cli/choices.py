@@ -14,6 +14,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from fairflare.cli.options import PATH, option
+from fairflare.core.errors import UserError
 from fairflare.core.settings import parse_pairs
 from fairflare.studies.run_file import (
     SUFFIXES,
@@ -134,6 +135,10 @@ def config_options(command: Callable[..., None]) -> Callable[..., None]:
     @generated(Run)
     @functools.wraps(command)
     def with_config(**given: Any) -> None:
+        if given.get("advise"):
+            if given["method"] != "fedavg":
+                raise UserError(f"--advise: expected METHOD fedavg, got {given['method']}")
+            given["method"] = "signs"
         if given["method"] is None:  # of a run that goes on
             del given["method"]
         chosen = _taken(Run, given)

@@ -50,7 +50,7 @@ def data(monkeypatch, tmp_path):
 
 def test_page_and_cards_follow_from_the_files():
     text = page.PAGE.read_text(encoding="utf-8")
-    assert text == page.between(text, f"{page.summary()}\n\n{page.sections()}")
+    assert text == page.between(text, page.made())
     for method in page.CARDS:
         card = page.card_of(method).read_text(encoding="utf-8")
         assert card == page.between(card, page.on_card(method)), (
@@ -82,15 +82,15 @@ def made(monkeypatch, tmp_path, gain, ceiling=0.3, guard=0.0, placebo=0.0):
                 )
     pd.DataFrame(rows, columns=page.HEADS).to_csv(tmp_path / "values.csv", index=False)
     monkeypatch.setattr(page, "RESULTS", tmp_path)
-    page.values.cache_clear()
+    page.lines_of.cache_clear()
     return page.verdict(U1, "method", page.ROUNDS)
 
 
 @pytest.fixture(autouse=True)
 def fresh():
-    page.values.cache_clear()
+    page.lines_of.cache_clear()
     yield
-    page.values.cache_clear()
+    page.lines_of.cache_clear()
 
 
 @pytest.mark.parametrize(
@@ -157,5 +157,5 @@ def test_a_regime_is_tuned_and_judged(key, arms, run, data, tmp_path, monkeypatc
         found = bench.judged(regime, arm, 0)
         assert len(found["records"]) == 5 and np.isfinite(regime.primary.value(found["scores"], 5))
         assert all(set(found["scores"]) >= {name, f"val {name}"} for name in regime.second.sets)
-    assert json.loads((tmp_path / key / "tuned.json").read_text())[arms[0]]["lr"] in regime.rates
+    assert json.loads(run.tuned_file(tmp_path, regime).read_text())[arms[0]]["lr"] in regime.rates
     assert len(list((Path(tmp_path) / key / "tuning").glob(f"{arms[0]}-*"))) == 3
