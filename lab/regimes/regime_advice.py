@@ -12,7 +12,7 @@ patients slopes of its own; what is so is drawn. Each arm trains a logistic regr
 on fresh patients falls by at least 5 % of FedAvg's, and the mean over sites rises by at most 2 %. In a regime it gains
 where the 95 % interval of its primary endpoint's difference to FedAvg lies above 0. **Advice is right** where the arm
 that it names gains; "nothing" where no arm does. A regime counts once, with the advice that most of its seeds get.
-The advice was written on seeds 100 to 119, before any run of seeds 0 to 19, on which it is counted.
+The advice was written on seeds 100 to 119, before the results of seeds 0 to 19 were read, on which it is counted.
 """
 
 from __future__ import annotations

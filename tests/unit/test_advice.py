@@ -2,6 +2,7 @@
 """Advice: signs are what the log has, the model is FedAvg's, and what is said follows from the signs."""
 
 import json
+from dataclasses import replace
 
 import pytest
 from click.testing import CliRunner
@@ -11,9 +12,9 @@ from fairflare import Federation
 from fairflare.cli.main import cli
 from fairflare.core.errors import UserError
 from fairflare.engine.files import AUDIT, MODEL
-from fairflare.report.advice import NOTHING, RATES, TRY, Signs, advice_on, advised, signs_of
+from fairflare.report.advice import GROUPS, NOTHING, OWN, RATES, TRY, Signs, advice_on, advised, signs_of
 
-CALM = Signs("a", 0.05, 1.0, "g", 0.02, 0.9, 0.99)
+CALM = Signs("a", 0.05, "g", 0.02, 0.9, 0.99)
 
 
 RUN = ("run", "fedavg", "--task", "heart", "--rounds", "6", "--no-solo", "--json")
@@ -45,7 +46,6 @@ def test_signs_are_the_means_of_the_log(runs):
     n = {site: one["n_examples"] for site, one in last[0].items()}
     mean = sum(loss[site] * n[site] for site in n) / sum(n.values())
     assert found.site == max(loss, key=loss.get) and found.site_gap == pytest.approx(max(loss.values()) / mean - 1)
-    assert found.weight == pytest.approx(len(n) * n[found.site] / sum(n.values()))
     agreement = {site: sum(one["notes"]["agreement"][site] for one in rounds[:5]) / 5 for site in n}
     assert found.agreement == pytest.approx(min(agreement.values())) and -1 <= found.agreement < 1
     named, per = f"group_loss/{found.group}", f"group_count/{found.group}"
@@ -71,8 +71,10 @@ def test_only_fedavg_is_advised_on(runs, tmp_path, capsys):
     assert code and "--advise: expected METHOD fedavg, got ditto" in said
 
 
-def test_nothing_to_gain_is_an_advice():
+def test_each_sign_is_heeded_and_nothing_to_gain_is_an_advice():
     assert advised(CALM) == NOTHING
+    assert advised(replace(CALM, agreement=-0.31)) == advised(replace(CALM, site_gap=0.51)) == OWN
+    assert advised(replace(CALM, group_gap=0.09)) == GROUPS
     said = advice_on(CALM)
     right, n = RATES[NOTHING]
     assert f"{right} of {n} federations" in said["sure"] and "a loses +5%" in said["text"]

@@ -25,7 +25,6 @@ class Signs:
 
     Attributes:
         site: whose loss is largest; ``site_gap``: by which share it exceeds the mean over examples, in the last rounds.
-        weight: that site's aggregation weight times the number of sites.
         group: whose loss over all sites is largest, ``group_gap`` as for sites; "" and 0 where none may leave.
         agreement: the lowest of the sites' mean cosines between its update and the others', in the first rounds.
         similarity: the lowest linear CKA of a site's and the mean model's layer, a mean over the last rounds.
@@ -33,7 +32,6 @@ class Signs:
 
     site: str
     site_gap: float
-    weight: float
     group: str
     group_gap: float
     agreement: float
@@ -60,10 +58,9 @@ def signs_of(folder: Path) -> Signs:
         (f"{s} {layer}", value, 1) for s, scalars, _ in replies for layer, value in _family(scalars, SIMILARITY)
     )
     agreement = _means((s, value, 1) for line in first for s, value in line["notes"]["agreement"].items())
-    weight = sizes[site] * len(sizes) / sum(sizes.values())
     group_gap = groups[group] / usual - 1 if group else 0.0
     low = min(agreement.values()), min(alike.values(), default=1.0)
-    return Signs(site, losses[site] / usual - 1, weight, group, group_gap, *low)
+    return Signs(site, losses[site] / usual - 1, group, group_gap, *low)
 
 
 def _family(scalars: Mapping[str, float], name: str) -> list[tuple[str, float]]:
@@ -79,27 +76,24 @@ def _means(values: Iterable[tuple[str, float, float]]) -> dict[str, float]:
     return {name: total / weight for name, (total, weight) in totals.items() if weight}
 
 
-NOTHING, EQUAL, OWN, GROUPS = "nothing", "equal", "own", "groups"
+NOTHING, OWN, GROUPS = "nothing", "own", "groups"
 TRY = {
     NOTHING: "keep FedAvg: no sign speaks for another method",
-    EQUAL: "equal weights, `fairflare run fedavg --set weighting=uniform`",
     OWN: "a model for each site, `fairflare run ditto`",
     GROUPS: "weights of groups, `fairflare run fedufo --set level=attribute`",
 }
 """Advice -> what to try."""
-RATES = {NOTHING: (0, 0), EQUAL: (0, 0), OWN: (0, 0), GROUPS: (0, 0)}
+RATES = {NOTHING: (0, 0), OWN: (0, 0), GROUPS: (0, 0)}
 """Advice -> of how many federations it was right, and was given: lab/regimes/results/advice.csv."""
-CONFLICT, WORSE_GROUP, WORSE_SITE = -0.3, 0.08, 0.6
-"""Agreement below which, and gaps of group and site above which, something is advised; chosen on seeds 100 to 119."""
+CONFLICT, WORSE_SITE, WORSE_GROUP = -0.3, 0.5, 0.08
+"""Agreement below which, and gaps of site and group above which, something is advised; chosen on seeds 100 to 119."""
 
 
 def advised(signs: Signs) -> str:
     """A key of ``TRY``."""
-    if signs.agreement < CONFLICT:
+    if signs.agreement < CONFLICT or signs.site_gap > WORSE_SITE:
         return OWN
-    if signs.group_gap > WORSE_GROUP:
-        return GROUPS
-    return EQUAL if signs.site_gap > WORSE_SITE and signs.weight < 1 else NOTHING
+    return GROUPS if signs.group_gap > WORSE_GROUP else NOTHING
 
 
 def advice_on(signs: Signs) -> dict[str, str]:
