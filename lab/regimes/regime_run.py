@@ -85,7 +85,7 @@ class Bench:
             draw=True,
             over={**arm.over, **settings},
         )
-        place = self.folder / regime.key / "running"
+        place = self.folder / regime.key / f"running-{os.getpid()}"
         lines = executed(config, place)
         content = {
             "config": config.sha256()[:12],
