@@ -82,7 +82,7 @@ class Arm:
         passes: forward and backward passes of a round, as a multiple of FedAvg's.
         long: whether it runs on until it has had the method's passes.
         own: name and values of the parameter that is tuned beside the learning rate.
-        after: key of the arm whose settings it takes, and whose weights it replays.
+        after: key of the arm whose weights it replays, and whose rate it takes, with ``own`` where it knows that.
         over: further settings.
     """
 
@@ -273,7 +273,7 @@ GROUPS = Regime(
             "fedufo:level=multi", "FedUFO within its ball", passes=1.33, own=("radius", (1e-4, 0.05, 0.5)),
         ),
         "dro": Arm("fedufo:radius=none,level=attribute", "group DRO", passes=1.33, own=STEPS),
-        **replayed("FedUFO's weights of groups", "regime-replayed-groups:level=multi", passes=1.33),
+        **replayed("FedUFO's weights of groups", "regime-replayed-groups:level=multi", passes=1.33, own=STEPS),
         CEILING: Arm(
             "regime-replayed-groups:level=attribute", "ceiling: each class weighs the same", passes=1.33,
         ),

@@ -204,7 +204,11 @@ def hit_table() -> str:
         low, high = wilson(right, n)
         of_regimes = ", ".join(f"{one[0]}{'' if one[2] else ' (wrong)'}" for one in some if one[0] in regimes.BY_KEY)
         lines.append([name, f"{right} of {n}", f"[{low:.0%}, {high:.0%}]" if n else "", of_regimes])
-    return drawn(["advice", "right", "95 % interval", "regimes among them"], lines)
+    tables = [row for row in lines_of("advice").to_dict("records") if "agreement" in row]
+    usual = {what: sum(row[what] >= FEWER for row in tables) for what in ARM_OF}
+    always = ", ".join(f"{what} {right}" for what, right in usual.items())
+    table = drawn(["advice", "right", "95 % interval", "regimes among them"], lines)
+    return f"{table}\n\nOf the {len(tables)} tables an arm gained without any sign in: {always}."
 
 
 def sections() -> str:

@@ -123,7 +123,9 @@ class Bench:
             more = self.trials(regime, key, rates, others, last)
             winner = max(last, key=lambda one: of[one] + (len(others) * more[one]))
             chosen[key] = {"lr": winner[0], regime.arms[key].own[0]: winner[1]}
-        chosen |= {key: chosen[arm.after] for key, arm in regime.arms.items() if arm.after}
+        for key, arm in regime.arms.items():
+            if arm.after:
+                chosen[key] = {name: v for name, v in chosen[arm.after].items() if name in ("lr", arm.own[0])}
         path.write_text(json.dumps(chosen, indent=1), encoding="utf-8")
         return chosen
 

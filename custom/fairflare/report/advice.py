@@ -83,7 +83,7 @@ TRY = {
     GROUPS: "weights of groups, `fairflare run fedufo --set level=attribute`",
 }
 """Advice -> what to try."""
-RATES = {NOTHING: (0, 0), OWN: (0, 0), GROUPS: (0, 0)}
+RATES = {NOTHING: (0, 3), OWN: (17, 18), GROUPS: (0, 0)}
 """Advice -> of how many federations it was right, and was given: lab/regimes/results/advice.csv."""
 CONFLICT, WORSE_SITE, WORSE_GROUP = -0.3, 0.5, 0.08
 """Agreement below which, and gaps of site and group above which, something is advised; chosen on seeds 100 to 119."""
