@@ -191,9 +191,14 @@ def hits() -> list[tuple[str, str, bool]]:
     return [(of, what, gains.get(what, what == NOTHING and not any(gains.values()))) for of, what, gains in found]
 
 
-def rates(of: Sequence[tuple[str, str, bool]]) -> dict[str, tuple[int, int]]:
-    """Advice -> how often it was right, and given."""
-    return {what: (sum(r for _, one, r in of if one == what), sum(one == what for _, one, _ in of)) for what in TRY}
+def rates(of: Sequence[tuple[str, str, bool]]) -> dict[str, tuple[int, ...]]:
+    """Advice -> how often it was right and given, on tables and in regimes."""
+    found = {}
+    for what in TRY:
+        given = [(name in regimes.BY_KEY, right) for name, advice, right in of if advice == what]
+        parts = [[right for of_regime, right in given if of_regime == one] for one in (False, True)]
+        found[what] = tuple(n for part in parts for n in (sum(part), len(part)))
+    return found
 
 
 def hit_table() -> str:

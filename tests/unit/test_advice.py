@@ -76,5 +76,5 @@ def test_each_sign_is_heeded_and_nothing_to_gain_is_an_advice():
     assert advised(replace(CALM, agreement=-0.31)) == advised(replace(CALM, site_gap=0.51)) == OWN
     assert advised(replace(CALM, group_gap=0.09)) == GROUPS
     said = advice_on(CALM)
-    right, n = RATES[NOTHING]
-    assert f"{right} of {n} federations" in said["sure"] and "a loses +5%" in said["text"]
+    right, n, *_ = RATES[NOTHING]
+    assert f"{right} of {n} federations of tables" in said["sure"] and "a loses +5%" in said["text"]

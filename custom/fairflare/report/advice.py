@@ -83,8 +83,8 @@ TRY = {
     GROUPS: "weights of groups, `fairflare run fedufo --set level=attribute`",
 }
 """Advice -> what to try."""
-RATES = {NOTHING: (0, 3), OWN: (17, 18), GROUPS: (0, 0)}
-"""Advice -> of how many federations it was right, and was given: lab/regimes/results/advice.csv."""
+RATES = {NOTHING: (0, 3, 0, 0), OWN: (17, 17, 0, 3), GROUPS: (0, 0, 0, 0)}
+"""Advice -> how often it was right and given, on tables and on images: lab/regimes/results."""
 CONFLICT, WORSE_SITE, WORSE_GROUP = -0.3, 0.5, 0.08
 """Agreement below which, and gaps of site and group above which, something is advised; chosen on seeds 100 to 119."""
 
@@ -99,13 +99,14 @@ def advised(signs: Signs) -> str:
 def advice_on(signs: Signs) -> dict[str, str]:
     """ "try", a key of ``TRY``; "text", what to try and the signs; "sure", how often such advice was right."""
     what = advised(signs)
-    right, n = RATES[what]
-    low, high = wilson(right, n)
+    right, n, right_images, images = RATES[what]
+    low, high = wilson(right + right_images, n + images)
     seen = [
         f"{signs.site} loses {signs.site_gap:+.0%} against the mean",
         *([f"group {signs.group} {signs.group_gap:+.0%}"] if signs.group else []),
         f"lowest agreement {signs.agreement:.2f}",
         f"lowest CKA {signs.similarity:.2f}",
     ]
-    sure = f"Such advice was right in {right} of {n} federations [{low:.0%}, {high:.0%}]: compare before you change."
+    where = f"{right} of {n} federations of tables and {right_images} of {images} of images"
+    sure = f"Such advice was right in {where} [{low:.0%}, {high:.0%}]: compare before you change."
     return {"try": what, "text": f"{TRY[what]} ({', '.join(seen)}).", "sure": sure}
