@@ -320,6 +320,13 @@ class Federation:
         return benefit_table(self.report)
 
     @property
+    def advice(self) -> dict[str, Any]:
+        """What to try next, of a run of the method "signs": see ``report.advice.advice_on``."""
+        from fairflare.report.advice import advice_on, signs_of
+
+        return advice_on(signs_of(self._finished))
+
+    @property
     def plot(self) -> Plots:
         """Its figures."""
         return Plots(self.report)

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -17,26 +19,42 @@ import numpy as np
 import pandas as pd
 import regime_list as regimes
 from regime_list import CEILING, EQUAL, FEDAVG, Regime
+from scipy import stats
 
+from fairflare.report.advice import NOTHING, TRY, Signs, advised
+from fairflare.report.clinical import wilson
 from fairflare.report.fairness import holm, paired
 
 HERE = Path(__file__).resolve().parent
 RESULTS = HERE / "results"
 PAGE = HERE.parents[1] / "docs" / "which-method-when.md"
 CARDS = ("fedism-plus", "fedheal", "fedce", "fedlwr", "fedufo")
-START, END = "<!-- results -->", "<!-- end of results -->"
+START, END = "<!-- results: lab/regimes/regime_page.py -->", "<!-- end of results -->"
+SIGNS = {
+    "site_gap": ("site", "+.0%"),
+    "group_gap": ("group", "+.0%"),
+    "agreement": ("agreement", ".2f"),
+    "similarity": ("CKA", ".2f"),
+}
+"""Sign -> its word in tables and its form."""
+ARM_OF = {"equal": EQUAL, "sites": "rival", "own": "ditto", "groups": "dro"}
+"""Advice -> the arm that it names, in a regime that has it."""
+FEWER = 0.05
+"""Share of FedAvg's loss from which on an arm gains in a random federation."""
 CONFIRMED, CONTRADICTED, UNDECIDED, NO_ROOM = "confirmed", "contradicted", "not shown", "no room shown"
 ROUNDS, PASSES = "equal rounds", "equal passes"
 HEADS = ["regime", "seed", "arm", "rounds", "primary", "second", "guard", "validation", "cpu_seconds", "config"]
-POWER = 3.145
-"""Of the smallest difference that ten seeds find: t(.975, 9) + t(.8, 9)."""
 
 
-@lru_cache(maxsize=1)
-def values() -> pd.DataFrame:
-    """The lines of ``values.csv``; empty where there is none."""
-    path = RESULTS / "values.csv"
+@lru_cache(maxsize=4)
+def lines_of(name: str) -> pd.DataFrame:
+    """The lines of a file of ``RESULTS``; none where it is missing."""
+    path = RESULTS / f"{name}.csv"
     return pd.read_csv(path) if path.is_file() else pd.DataFrame(columns=HEADS)
+
+
+def values() -> pd.DataFrame:
+    return lines_of("values")
 
 
 def of(regime: Regime, arm: str, rounds: int, column: str = "primary") -> np.ndarray:
@@ -51,8 +69,10 @@ def ran(regime: Regime) -> int:
 
 
 def mdd(differences: np.ndarray) -> float:
-    """The smallest mean difference that ten seeds find with 80 % power at 5 %."""
-    return POWER * float(differences.std(ddof=1)) / math.sqrt(10)
+    """The smallest mean difference that so many seeds find with 80 % power at 5 %: 3.145 sd / sqrt(10) for ten."""
+    n = len(differences)
+    power = stats.t.ppf(0.975, n - 1) + stats.t.ppf(0.8, n - 1)
+    return float(power * differences.std(ddof=1) / math.sqrt(n))
 
 
 def room(regime: Regime) -> np.ndarray:
@@ -117,16 +137,23 @@ def summary() -> str:
     lines = []
     for regime in regimes.REGIMES:
         for arm in regime.judged:
-            name = f"{regime.key}: {regime.title}"
-            if not ran(regime):
-                lines.append([name, regime.arms[arm].words, "not run", "not run", "", ""])
+            about = [f"{regime.key}: {regime.title}", regime.arms[arm].words, f"{regime.arms[arm].passes:g} x"]
+            if ran(regime) < 2:
+                lines.append([*about, "not run", "", "", "", "", shown(regime)])
                 continue
             against, gap = comparisons(regime), room(regime)
             cells = [f"{verdict(regime, arm, one)}: {points(against[arm, one])}" for one in (ROUNDS, PASSES)]
             equal = paired(of(regime, EQUAL, regime.rounds) - of(regime, FEDAVG, regime.rounds))
-            lines.append([name, regime.arms[arm].words, *cells, points(equal), points(paired(gap))])
-    heads = ["regime", "method", f"over FedAvg, {ROUNDS}", f"over FedAvg, {PASSES}", "equal weights alone", "room"]
-    return drawn(heads, lines)
+            lines.append([*about, str(ran(regime)), *cells, points(equal), points(paired(gap)), shown(regime)])
+    gains = [f"over FedAvg, {one}" for one in (ROUNDS, PASSES)]
+    return drawn(["regime", "method", "cost", "seeds", *gains, "equal weights alone", "room", "signs"], lines)
+
+
+def shown(regime: Regime) -> str:
+    """Medians over seeds of the signs that ``--advise`` measures there."""
+    rows = signs().query("regime == @regime.key")
+    parts = [f"{words} {rows[name].median():{form}}" for name, (words, form) in SIGNS.items() if len(rows)]
+    return ", ".join(parts) or "not measured"
 
 
 def table(regime: Regime) -> str:
@@ -141,17 +168,73 @@ def table(regime: Regime) -> str:
     return drawn(heads, lines)
 
 
+def signs() -> pd.DataFrame:
+    """Signs by regime and seed."""
+    return lines_of("signs") if "site_gap" in lines_of("signs") else pd.DataFrame(columns=["regime", *SIGNS])
+
+
+def hits() -> list[tuple[str, str, bool]]:
+    """Federation, its advice, and whether that was right, by the rule of ``regime_advice``."""
+    found, names = [], [one.name for one in fields(Signs)]
+    for row in lines_of("advice").to_dict("records"):
+        if "agreement" in row:
+            gains = {what: row[what] >= FEWER for what in ARM_OF}
+            found.append((f"table {row['seed']}", advised(Signs(**{name: row[name] for name in names})), gains))
+    for regime in regimes.REGIMES:
+        rows = signs().query("regime == @regime.key").to_dict("records")
+        if rows and ran(regime) > 1:
+            base = of(regime, FEDAVG, regime.rounds)
+            arms = {what: arm for what, arm in ARM_OF.items() if arm in regime.arms}
+            gains = {what: paired(of(regime, arm, regime.rounds) - base)["low"] > 0 for what, arm in arms.items()}
+            advice = Counter(advised(Signs(**{name: row[name] for name in names})) for row in rows)
+            found.append((regime.key, advice.most_common(1)[0][0], gains))
+    return [(of, what, gains.get(what, what == NOTHING and not any(gains.values()))) for of, what, gains in found]
+
+
+def rates(of: Sequence[tuple[str, str, bool]]) -> dict[str, tuple[int, ...]]:
+    """Advice -> how often it was right and given, on tables and in regimes."""
+    found = {}
+    for what in TRY:
+        given = [(name in regimes.BY_KEY, right) for name, advice, right in of if advice == what]
+        parts = [[right for of_regime, right in given if of_regime == one] for one in (False, True)]
+        found[what] = tuple(n for part in parts for n in (sum(part), len(part)))
+    return found
+
+
+def hit_table() -> str:
+    """A line per advice, and their sum, over random federations and regimes."""
+    found, lines = hits(), []
+    for name, some in {**{what: [one for one in found if one[1] == what] for what in TRY}, "all": found}.items():
+        right, n = sum(one[2] for one in some), len(some)
+        low, high = wilson(right, n)
+        of_regimes = ", ".join(f"{one[0]}{'' if one[2] else ' (wrong)'}" for one in some if one[0] in regimes.BY_KEY)
+        lines.append([name, f"{right} of {n}", f"[{low:.0%}, {high:.0%}]" if n else "", of_regimes])
+    tables = [row for row in lines_of("advice").to_dict("records") if "agreement" in row]
+    usual = {what: sum(row[what] >= FEWER for row in tables) for what in ARM_OF}
+    always = ", ".join(f"{what} {right}" for what, right in usual.items())
+    table = drawn(["advice", "right", "95 % interval", "regimes among them"], lines)
+    return f"{table}\n\nOf the {len(tables)} tables an arm gained without any sign in: {always}."
+
+
 def sections() -> str:
     """The regimes that have run, an arm a line."""
-    parts = []
-    for regime in filter(ran, regimes.REGIMES):
+    parts, chosen = [], lines_of("chosen")
+    for regime in (one for one in regimes.REGIMES if ran(one) > 1):
         against = comparisons(regime)
         least = ", ".join(f"{regime.arms[arm].words} {100 * against[arm, ROUNDS]['mdd']:.1f}" for arm in regime.judged)
+        trials = int(chosen.query("regime == @regime.key")["trials"].min())
         said = (
-            f"{regime.setting}. {regime.rounds} rounds, {ran(regime)} seeds. Smallest difference found: {least} points."
+            f"{regime.setting}. {regime.rounds} rounds, {ran(regime)} seeds, {trials} trials an arm. "
+            f"Smallest difference that these seeds find: {least} points."
         )
         parts.append(f"### {regime.key}: {regime.title}\n\n{said}\n\n{table(regime)}")
     return "\n\n".join(parts)
+
+
+def made() -> str:
+    """What the page's results are."""
+    advice = f"### Advice\n\n{hit_table()}"
+    return "\n\n".join(filter(None, [summary(), advice, sections()]))
 
 
 def between(text: str, new: str) -> str:
@@ -163,7 +246,7 @@ def between(text: str, new: str) -> str:
 def on_card(method: str) -> str:
     """What a method's card says of the bench."""
     lines = []
-    for regime in filter(ran, regimes.REGIMES):
+    for regime in (one for one in regimes.REGIMES if ran(one) > 1):
         against = comparisons(regime)
         for arm in (arm for arm, (card, *_) in regime.judged.items() if card == method):
             cells = [f"{verdict(regime, arm, one)}: {points(against[arm, one])}" for one in (ROUNDS, PASSES)]
@@ -179,7 +262,7 @@ def card_of(method: str) -> Path:
 
 def main() -> None:
     """Write page and cards."""
-    PAGE.write_text(between(PAGE.read_text(encoding="utf-8"), f"{summary()}\n\n{sections()}"), encoding="utf-8")
+    PAGE.write_text(between(PAGE.read_text(encoding="utf-8"), made()), encoding="utf-8")
     for method in CARDS:
         card = card_of(method)
         card.write_text(between(card.read_text(encoding="utf-8"), on_card(method)), encoding="utf-8")

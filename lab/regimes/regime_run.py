@@ -14,6 +14,7 @@ import argparse
 import contextlib
 import csv
 import json
+import math
 import os
 import shutil
 import time
@@ -29,8 +30,10 @@ from regime_page import HEADS
 from regime_tasks import VAL
 
 from fairflare.core.manifest import all_versions
+from fairflare.engine.audit import verify
 from fairflare.engine.files import AUDIT
 from fairflare.engine.setup.assembly import save_config
+from fairflare.engine.setup.config import RunConfig
 from fairflare.engine.setup.local import LocalSites, run_local
 from fairflare.engine.setup.parts import build_parts
 from fairflare.report.frames import machine
@@ -38,6 +41,7 @@ from fairflare.studies.study import config_of
 
 RESULTS = Path(__file__).resolve().parent / "results"
 DIGITS = 5
+TRIALS = "tuning/"
 Run = Mapping[str, Any]
 """Content of a kept file: "scores" set -> metric -> a value per round, "records" as ``regime_rules.RECORDS``."""
 Settings = Mapping[str, Any]
@@ -59,14 +63,16 @@ class Bench:
         self.folder, self.until = folder, until
 
     def run(self, regime: Regime, key: str, seed: int, settings: Settings, name: str) -> Run:
-        """The content of the file ``name``, made where it is missing."""
+        """The content of the file ``name``, made where it is missing or has other settings."""
         path = self.folder / regime.key / f"{name}-seed{seed}.json"
-        if path.is_file():
-            return json.loads(path.read_text(encoding="utf-8"))
+        kept = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
+        if kept and kept["settings"] == settings:
+            return kept
         if self.until and time.strftime("%H:%M") >= self.until:
             raise Late
         arm, began = regime.arms[key], time.process_time()
         label = arm.label.replace("{seed}", str(seed))
+        rounds = regime.rounds if name.startswith(TRIALS) else regime.length(arm)
         if arm.after:
             regime_rules.RECORDS["other"] = self.judged(regime, arm.after, seed)["records"]
             label = label.replace("{run}", "other")
@@ -75,27 +81,19 @@ class Bench:
             label,
             regime.task,
             seed,
-            {"rounds": regime.length(arm), "values": values},
+            {"rounds": rounds, "values": values},
             draw=True,
             over={**arm.over, **settings},
         )
-        place = self.folder / regime.key / "running"
-        shutil.rmtree(place, ignore_errors=True)
-        place.mkdir(parents=True)
-        built = build_parts(config)
-        save_config(config, built, place, "local")
-        with LocalSites(config, place, built) as sites, contextlib.redirect_stderr(None):
-            run_local(config, place, parts=built, sites=sites)
-        lines = [json.loads(line) for line in (place / AUDIT).read_text(encoding="utf-8").splitlines()]
+        place = self.folder / regime.key / f"running-{os.getpid()}"
+        lines = executed(config, place)
         content = {
             "config": config.sha256()[:12],
             "settings": dict(settings),
             "cpu_seconds": round(time.process_time() - began, 2),
             **read(lines),
         }
-        path.parent.mkdir(parents=True, exist_ok=True)
-        (scratch := path.with_suffix(".part")).write_text(json.dumps(content), encoding="utf-8")
-        os.replace(scratch, path)
+        keep(path, content)
         shutil.rmtree(place)
         print(time.strftime("%H:%M:%S"), path.relative_to(self.folder), content["cpu_seconds"], flush=True)
         return content
@@ -106,7 +104,7 @@ class Bench:
 
     def tuned(self, regime: Regime) -> dict[str, Settings]:
         """Arm -> the settings that its trials chose, by the rule of ``regime_list``."""
-        path = self.folder / regime.key / "tuned.json"
+        path = tuned_file(self.folder, regime)
         if path.is_file():
             return json.loads(path.read_text(encoding="utf-8"))
         first, *others = regimes.TUNING_SEEDS
@@ -125,31 +123,61 @@ class Bench:
             more = self.trials(regime, key, rates, others, last)
             winner = max(last, key=lambda one: of[one] + (len(others) * more[one]))
             chosen[key] = {"lr": winner[0], regime.arms[key].own[0]: winner[1]}
-        chosen |= {key: chosen[arm.after] for key, arm in regime.arms.items() if arm.after}
+        for key, arm in regime.arms.items():
+            if arm.after:
+                chosen[key] = {name: v for name, v in chosen[arm.after].items() if name in ("lr", arm.own[0])}
         path.write_text(json.dumps(chosen, indent=1), encoding="utf-8")
         return chosen
 
     def trials(
         self, regime: Regime, key: str, rates: Sequence[float], seeds: Sequence[int], only: Sequence[Any] = ()
     ) -> dict[tuple[float, Any], float]:
-        """(rate, own parameter) -> the mean over the seeds of the primary endpoint on validation sets."""
+        """(rate, own parameter) -> the mean over the seeds of what trials are valued by."""
         arm, values = regime.arms[key], {}
         for rate, own in only or [(rate, own) for rate in rates for own in arm.own[1]]:
             runs = [
-                self.run(regime, key, seed, {"lr": rate, arm.own[0]: own}, f"tuning/{key}-{rate:g}-{own:g}")
+                self.run(regime, key, seed, {"lr": rate, arm.own[0]: own}, f"{TRIALS}{key}-{rate:g}-{own:g}")
                 for seed in seeds
             ]
-            scores = [regime.primary.value(run["scores"], regime.rounds, VAL) for run in runs]
+            scores = [regime.tuned_by.value(run["scores"], regime.rounds, VAL) for run in runs]
             values[rate, own] = sum(scores) / len(scores)
         return values
 
 
+def tuned_file(folder: Path, regime: Regime) -> Path:
+    """Named by what trials are valued by: another rule tunes anew."""
+    return folder / regime.key / f"tuned-{regime.tuned_by.metric}.json"
+
+
+def executed(config: RunConfig, place: Path) -> list[Mapping[str, Any]]:
+    """The log's lines of a run in the new folder ``place``."""
+    shutil.rmtree(place, ignore_errors=True)
+    place.mkdir(parents=True)
+    built = build_parts(config)
+    save_config(config, built, place, "local")
+    with LocalSites(config, place, built) as sites, contextlib.redirect_stderr(None):
+        run_local(config, place, parts=built, sites=sites)
+    return verify(place / AUDIT)
+
+
+def keep(path: Path, content: Any) -> None:
+    """Write ``content`` to ``path``, whole or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    (scratch := path.with_suffix(".part")).write_text(json.dumps(content), encoding="utf-8")
+    os.replace(scratch, path)
+
+
+def score(value: float | None, metric: str) -> float:
+    """A diverged model, which has none, gets the worst that there is."""
+    return round(value, DIGITS) if value is not None else math.inf if metric == "loss" else 0.0
+
+
 def read(lines: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """ "scores" and "records" of a log's lines; a diverged model's score is the worst that there is."""
+    """ "scores" and "records" of a log's lines."""
     scored = sorted((line for line in lines if line["event"] == "scores"), key=lambda line: line["round"])
     sets = {
         name: {
-            metric: [round(row["test_sets"][name]["metrics"].get(metric) or 0.0, DIGITS) for row in scored]
+            metric: [score(row["test_sets"][name]["metrics"].get(metric), metric) for row in scored]
             for metric in of["metrics"]
         }
         for name, of in scored[-1]["test_sets"].items()
@@ -214,7 +242,7 @@ def collect(folder: Path) -> None:
                 last = {metric: of[metric][regime.rounds - regimes.LAST : regime.rounds] for metric in of}
                 means = [f"{sum(rows) / len(rows):.5f}" for rows in last.values()]
                 sets += [[regime.key, seed, key, name, *means]] if not name.startswith(VAL) else []
-        if (path := folder / regime.key / "tuned.json").is_file():
+        if (path := tuned_file(folder, regime)).is_file():
             for key, of in json.loads(path.read_text(encoding="utf-8")).items():
                 n = len(list((folder / regime.key / "tuning").glob(f"{key}-[0-9]*-seed100.json")))
                 chosen.append([regime.key, key, n or "", *[f"{name}={value}" for name, value in of.items()]])

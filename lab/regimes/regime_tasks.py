@@ -414,5 +414,72 @@ def outlines() -> tuple[np.ndarray, np.ndarray]:
     return opened("images", ".jpg", (48, 36), "RGB"), masks.astype(np.uint8)
 
 
-TASKS = (Quality, Groups, Domains, DomainFeatures, Outlines)
+@dataclass(frozen=True)
+class Tables(Bench):
+    """A random federation of tables, as ``regime_advice`` describes it; all of it follows from ``data_seed``."""
+
+    name = "regime-tables"
+    title = "A random federation of tables"
+    real = "nothing"
+    classes = ("no", "yes")
+    headline = "accuracy"
+    attributes: ClassVar[Mapping[str, tuple[str, ...]]] = {"group": ("many", "few")}
+    n_features: ClassVar[int] = 10
+    fresh: ClassVar[int] = 1000
+
+    def sites(self) -> dict[str, str]:
+        n = np.random.default_rng(derive(self.data_seed, "sites")).integers(4, 11)
+        return {f"site-{k}": "table" for k in range(1, n + 1)}
+
+    def network(self) -> nn.Module:
+        return networks.linear(self.n_features, len(self.classes))
+
+    def site_data(self, site: str) -> TensorData:
+        """Its training rows, a sixth of them for validation, and fresh ones for the test."""
+        site_index(site, self.sites())
+        splits = {}
+        for name, (x, y, few) in _tables(self)[0][site].items():
+            groups = {"group": [self.attributes["group"][k] for k in few]}
+            splits[name] = Split(torch.from_numpy(x), torch.from_numpy(y), groups)
+        return TensorData.of(splits, n_classes=2)
+
+    def built(self) -> tuple[Sets, Sets]:
+        """Of the fresh rows of all sites, those of each group."""
+        tests = [of["test"] for of in _tables(self)[0].values()]
+        x, y, few = (np.concatenate(columns) for columns in zip(*tests))
+        return {}, {name: (x[few == k], y[few == k]) for k, name in enumerate(self.attributes["group"])}
+
+
+@lru_cache(maxsize=2)
+def _tables(task: Tables) -> tuple[dict[str, dict[str, tuple[np.ndarray, np.ndarray, np.ndarray]]], dict[str, float]]:
+    """Site -> split -> inputs, outcomes, and who is of the small group; and what was drawn."""
+    rng = np.random.default_rng(derive(task.data_seed, task.name))
+    names, size = list(task.sites()), task.n_features
+    drawn = {
+        "intercepts": rng.choice([0.0, 0.5, 1.0]),
+        "slopes": rng.choice([0.0, 0.0, 0.3, 0.6]),
+        "odd": rng.choice([0.0, 0.0, 1.0]),
+        "noise": rng.choice([0.0, 0.0, 2.0]),
+        "group": rng.choice([0.0, 0.0, 0.5, 1.0]),
+        "share": rng.uniform(0.05, 0.4),
+    }
+    slopes, of_group = rng.normal(0, 0.5, size), rng.normal(0, drawn["group"], size)
+    odd, noisy = rng.integers(len(names), size=2)
+    sites = {}
+    for k, site in enumerate(names):
+        n = int(np.clip(120 * np.exp(rng.normal(0, 0.9)), 30, 1000))
+        own = slopes + rng.normal(0, drawn["slopes"], size) + (k == odd) * rng.normal(0, drawn["odd"], size)
+        level = rng.normal(-0.3, drawn["intercepts"])
+        parts = {}
+        for name, rows in (("train", n), ("val", max(n // 6, 10)), ("test", task.fresh)):
+            x, few = rng.normal(size=(rows, size)), rng.random(rows) < drawn["share"]
+            risk = 1 / (1 + np.exp(-(level + x @ own + few * (x @ of_group))))
+            y = (rng.random(rows) < risk).astype(np.int64)
+            x = x + (k == noisy) * drawn["noise"] * rng.normal(size=x.shape)
+            parts[name] = (x.astype(np.float32), y, few.astype(np.int64))
+        sites[site] = parts
+    return sites, drawn
+
+
+TASKS = (Quality, Groups, Domains, DomainFeatures, Outlines, Tables)
 tasks.ADDED.update({task.name: task for task in TASKS})

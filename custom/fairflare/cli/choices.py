@@ -14,6 +14,7 @@ from pydantic.fields import FieldInfo
 
 from fairflare.cli.main import at_terminal
 from fairflare.cli.options import PATH, listed, listed_text, option
+from fairflare.core.errors import UserError
 from fairflare.core.settings import parse_pairs
 from fairflare.studies.run_file import (
     SUFFIXES,
@@ -135,6 +136,10 @@ def config_options(command: Callable[..., None]) -> Callable[..., None]:
     @generated(Run)
     @functools.wraps(command)
     def with_config(**given: Any) -> None:
+        if given.get("advise"):
+            if given["method"] != "fedavg":
+                raise UserError(f"--advise: expected METHOD fedavg, got {given['method']}")
+            given["method"] = "signs"
         if given["method"] is None:  # of a run that goes on
             del given["method"]
         chosen = _taken(Run, given)

@@ -39,7 +39,7 @@ LABELS = {
 }
 
 
-def run_result(report: Mapping[str, Any], folder: Path) -> None:
+def run_result(report: Mapping[str, Any], folder: Path, advice: Mapping[str, Any] = {}) -> None:
     summary = report["detail"]
     fairness, headline = summary["fairness"], summary["headline"]
     held = [*(summary.get("risks") or ()), {"label": label(headline, summary), "metric": headline, **fairness}]
@@ -63,6 +63,8 @@ def run_result(report: Mapping[str, Any], folder: Path) -> None:
         say(sentence)
     if left_out := sum(len(record.get("rejected") or {}) for record in summary["rounds"]):
         out.print(f"{left_out} updates were left out; the report says which and why")
+    if advice:
+        out.print(escape(f"Advice: {advice['text']} {advice['sure']}"))
     say(f"report: {folder / 'report.html'}")
 
 

@@ -25,6 +25,9 @@ if TYPE_CHECKING:
     default=None,
     help="Each site also trains alone, and reports its benefit of joining; by default on tables and your own data.",
 )
+@click.option(
+    "--advise", is_flag=True, help="FedAvg also measures which other method may gain: docs/which-method-when.md."
+)
 @run_options
 @options.threads_option
 @options.workers_option
@@ -36,6 +39,7 @@ def run(
     config: RunConfig,
     continued: Path | None,
     solo: bool | None,
+    advise: bool,
     env: str,
     deployment: dict[str, Any] | None,
     out: Path | None,
@@ -61,8 +65,11 @@ def run(
         with resumable(folder):
             summary = execute(config, folder, env=env, **how)
     from fairflare.cli import results  # and with it the report's modules, which no run waits for
+    from fairflare.report.advice import advice_on, signs_of
 
-    return {"folder": str(folder), "report": summary}, partial(results.run_result, summary, folder)
+    advice = {"advice": advice_on(signs_of(folder))} if advise else {}
+    told = partial(results.run_result, summary, folder, **advice)
+    return {"folder": str(folder), "report": summary, **advice}, told
 
 
 def with_solo(config: RunConfig, solo: bool | None, env: str) -> RunConfig:

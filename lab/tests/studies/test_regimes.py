@@ -14,8 +14,10 @@ import torch
 from printed_commands import ROOT
 from scipy import stats
 
+from command_line import call
 from fairflare.core.types import Info, Reply, Round
 from fairflare.engine.setup import tasks
+from fairflare.report.advice import RATES
 from fairflare.tasks.base import DATA_FOLDER
 from plugin_files import loaded
 
@@ -36,7 +38,7 @@ def run():
         yield importlib.import_module("regime_run")
     tasks.ADDED.clear()
     tasks.ADDED.update(known)
-    for name in ("regime_run", "regime_tasks", "regime_rules"):
+    for name in ("regime_advice", "regime_run", "regime_tasks", "regime_rules"):
         sys.modules.pop(name)
 
 
@@ -50,7 +52,7 @@ def data(monkeypatch, tmp_path):
 
 def test_page_and_cards_follow_from_the_files():
     text = page.PAGE.read_text(encoding="utf-8")
-    assert text == page.between(text, f"{page.summary()}\n\n{page.sections()}")
+    assert text == page.between(text, page.made())
     for method in page.CARDS:
         card = page.card_of(method).read_text(encoding="utf-8")
         assert card == page.between(card, page.on_card(method)), (
@@ -82,15 +84,15 @@ def made(monkeypatch, tmp_path, gain, ceiling=0.3, guard=0.0, placebo=0.0):
                 )
     pd.DataFrame(rows, columns=page.HEADS).to_csv(tmp_path / "values.csv", index=False)
     monkeypatch.setattr(page, "RESULTS", tmp_path)
-    page.values.cache_clear()
+    page.lines_of.cache_clear()
     return page.verdict(U1, "method", page.ROUNDS)
 
 
 @pytest.fixture(autouse=True)
 def fresh():
-    page.values.cache_clear()
+    page.lines_of.cache_clear()
     yield
-    page.values.cache_clear()
+    page.lines_of.cache_clear()
 
 
 @pytest.mark.parametrize(
@@ -157,5 +159,64 @@ def test_a_regime_is_tuned_and_judged(key, arms, run, data, tmp_path, monkeypatc
         found = bench.judged(regime, arm, 0)
         assert len(found["records"]) == 5 and np.isfinite(regime.primary.value(found["scores"], 5))
         assert all(set(found["scores"]) >= {name, f"val {name}"} for name in regime.second.sets)
-    assert json.loads((tmp_path / key / "tuned.json").read_text())[arms[0]]["lr"] in regime.rates
+    assert json.loads(run.tuned_file(tmp_path, regime).read_text())[arms[0]]["lr"] in regime.rates
     assert len(list((Path(tmp_path) / key / "tuning").glob(f"{arms[0]}-*"))) == 3
+
+
+def test_cards_open_with_what_a_method_does_and_no_page_claims_more_than_the_files():
+    verdicts = {
+        page.verdict(regime, arm, horizon)
+        for regime in regimes.REGIMES
+        for arm in regime.judged
+        for horizon in (page.ROUNDS, page.PASSES)
+    }
+    words = (page.CONFIRMED, page.CONTRADICTED)
+    for method in page.CARDS:
+        opening = page.card_of(method).read_text(encoding="utf-8").split("\n\n")[1]
+        assert opening.startswith("**What it is for.** Fed") and not any(word in opening for word in words)
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert [word for word in words if word in readme and word not in verdicts] == []
+
+
+def test_the_hit_rate_that_is_printed_is_that_of_the_files():
+    found = page.rates(page.hits())
+    assert found == RATES and sum(n for _, n, _, _ in found.values()) == 20
+
+
+def test_fewer_seeds_give_no_verdict(monkeypatch, tmp_path):
+    assert made(monkeypatch, tmp_path, gain=0.1) == page.CONFIRMED
+    page.values().query("seed < 5").to_csv(tmp_path / "values.csv", index=False)
+    page.lines_of.cache_clear()
+    assert page.verdict(U1, "method", page.ROUNDS) == page.UNDECIDED
+    d = np.array([0.1, 0.2, 0.4])
+    assert page.mdd(d) == pytest.approx((stats.t.ppf(0.975, 2) + stats.t.ppf(0.8, 2)) * stats.sem(d))
+
+
+@pytest.mark.parametrize("means", [(0.5, 0.5), (0.5, 0.52)])
+def test_an_arm_gains_by_the_worst_site_or_group_unless_the_mean_pays(run, means):
+    advice = importlib.import_module("regime_advice")
+    usual = {"sites": {"a": means[0] + 0.2, "b": means[0] - 0.2}, "groups": {"g": 0.8}}
+    here = {"sites": {"a": means[1] + 0.1, "b": means[1] - 0.1}, "groups": {"g": 0.6}}
+    paid = means[1] > 1.02 * means[0]
+    assert advice.gain(here, usual, "own") == (-1.0 if paid else pytest.approx(1 - 0.6 / 0.7))
+    assert advice.gain(here, usual, "groups") == (-1.0 if paid else pytest.approx(0.25))
+
+
+@pytest.mark.slow
+def test_a_random_federation_is_measured(run, tmp_path, monkeypatch):
+    advice = importlib.import_module("regime_advice")
+    monkeypatch.setattr(advice, "ROUNDS", 3)
+    row = advice.federation(tmp_path, 100, "")
+    assert row == advice.federation(tmp_path, 100, ""), "what has run is kept"
+    assert -1 <= row["agreement"] <= 1 and set(advice.ARMS) <= set(row) and row["site"].startswith("site-")
+
+
+@pytest.mark.slow
+def test_the_papers_setting_runs_and_goes_on(data, tmp_path, capsys):
+    """The GPU's command at a tiny size: 4 pictures a site, one epoch, ResNet-10 at 32 pixels."""
+    small = ("--set", "size=32", "--set", "epochs=1", "--set", "limit=4", "--rounds", "1", "--seeds", "0")
+    for _ in range(2):
+        code, out, _ = call(capsys, "paper", "fedheal-table-5", "--data", "office", *small, "--out", tmp_path / "runs")
+        assert code == 0 and "(paper 45.52)" in out
+    made = sorted((tmp_path / "runs").rglob("report.json"))
+    assert len(made) == 4 and len({path.stat().st_mtime_ns for path in made}) == 4
