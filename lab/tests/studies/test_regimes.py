@@ -220,3 +220,6 @@ def test_the_papers_setting_runs_and_goes_on(data, tmp_path, capsys):
         assert code == 0 and "(paper 45.52)" in out
     made = sorted((tmp_path / "runs").rglob("report.json"))
     assert len(made) == 4 and len({path.stat().st_mtime_ns for path in made}) == 4
+    methods = ("fedavg", "fedavg:weighting=uniform", "fedheal:tau=0.4")
+    task = ("--task", "office-caltech:paper", *small, "--out", tmp_path / "equal")
+    assert call(capsys, "compare", *methods, *task)[0] == 0
