@@ -12,6 +12,7 @@ from test_heartbeat import ENDED
 from cases import each
 from fairflare.cli.main import main
 from fairflare.core import user_code
+from fairflare.core.processes import RUN_FOLDER
 from fairflare.engine.audit import verify
 from own_code import write_code
 from own_folder import write_images, write_tables
@@ -109,10 +110,11 @@ def test_an_own_network_from_a_job_folder(tmp_path, monkeypatch):
     assert run("export", "fedism-plus", *own, "--out", tmp_path / "job", "--simulation") == 0
     assert (tmp_path / "job" / "app_sites" / "custom" / "my_net.py").is_file()
     net.unlink()
-    folder, environment = tmp_path / "ws", {k: v for k, v in os.environ.items() if k != user_code.VARIABLE}
-    said = simulate(tmp_path / "job", folder, 2, environment)
-    found = list(folder.glob("**/fairflare/audit.jsonl"))
-    assert found, said[-3000:]
-    hashes = [verify(path)[-1]["model_sha256"] for path in (tmp_path / "local" / "audit.jsonl", found[0])]
+    folder = tmp_path / "run"  # with a folder named, as in a simulated run, a job may name that of the lists
+    folder.mkdir()
+    environment = {k: v for k, v in os.environ.items() if k != user_code.VARIABLE} | {RUN_FOLDER: str(folder)}
+    said = simulate(tmp_path / "job", tmp_path / "ws", 2, environment)
+    assert (folder / "audit.jsonl").is_file(), said[-3000:]
+    hashes = [verify(path / "audit.jsonl")[-1]["model_sha256"] for path in (tmp_path / "local", folder)]
     assert hashes[0] == hashes[1]
     sys.modules.pop("my_net", None)
