@@ -307,7 +307,7 @@ BAD = {
     ),
     "two spellings": (two_spellings, "sites 'North' and 'north' differ by upper and lower case alone"),
     "few": (few, "init: s: expected at least 3 patients or examples to divide, got 2"),
-    "columns": (other_columns, "b.csv: expected the columns of a.csv; differs in x, y"),
+    "columns": (other_columns, "b.csv: expected the columns of a.csv; lacks x, has y"),
     "torn": (torn, "site-1/case_3_mask.png: cannot be read as an image"),
     "missing": (lambda root: None, "init: expected a folder, or a table .*, got"),
 }
