@@ -102,11 +102,37 @@ def test_norms():
 
 
 @pytest.mark.parametrize("factor", ["1.0", "1.5"])
-def test_clipped_means(factor):
-    outcome = combined(Bounded(FedAvg(), Bounds(clip=float(factor))))
-    expected = f"clip/median_c{factor}"
+@pytest.mark.parametrize("at, key", [("median", "median"), ("weighted", "weighted_median")])
+def test_clipped_means(at, key, factor):
+    outcome = combined(Bounded(FedAvg(), Bounds(clip=float(factor), at=at)))
+    expected = f"clip/{key}_c{factor}"
     radius = float(factor) * outcome.state["clip"]["radius"]
     assert radius == pytest.approx(float(GOLDEN[f"{expected}/radius"]), abs=1e-10)
     factors = list(outcome.notes["clip_factor"].values())
     np.testing.assert_allclose(factors, GOLDEN[f"{expected}/factors"], **CLOSE)
     np.testing.assert_allclose(outcome.model["w"].numpy(), GOLDEN[f"{expected}/mean"], **CLOSE)
+
+
+@pytest.mark.parametrize("settings, key", [({"memory": 0.8}, "radius_ema.8"), ({"at": "bits"}, "radius_bits")])
+def test_radii_over_rounds(settings, key):
+    rule, model = Bounded(FedAvg(), Bounds(clip=1.0, **settings)), {"w": torch.zeros(1, dtype=torch.float64)}
+    start = float(GOLDEN["clip/rounds_radius_bits_start"])
+    state = {"clip": {"radius": start}} if "at" in settings else {}
+    found = []
+    for norms in GOLDEN["clip/rounds_norms"]:
+        outcome = rule.aggregate(model, replies(norms[:, None]), state, Info(Round(1, 1)))
+        state = outcome.state
+        found.append(state["clip"]["radius"])
+    np.testing.assert_allclose(found, GOLDEN[f"clip/rounds_{key}"], **CLOSE)
+
+
+@pytest.mark.parametrize(
+    "rule, key", [(FedAvg(), "mean"), (Median(), "median"), (TrimmedMean(trim=0.2), "trimmed_b0.2")]
+)
+def test_clip_then_cap_then_combine(rule, key):
+    outcome = combined(Bounded(rule, Bounds(clip=1.0, at="weighted", cap=0.25)))
+    np.testing.assert_allclose(outcome.model["w"].numpy(), GOLDEN[f"compose/{key}"], **CLOSE)
+    if key == "mean":
+        np.testing.assert_allclose(list(outcome.weights.values()), GOLDEN["compose/weights"], **CLOSE)
+    clipped = GOLDEN["updates"] * np.array(list(outcome.notes["clip_factor"].values()))[:, None]
+    np.testing.assert_allclose(clipped, GOLDEN["compose/updates"], **CLOSE)

@@ -73,8 +73,9 @@ def test_updates_of_zero_do_not_lower_the_radius():
     sites = [reply(0, [0.0, 0.0]), reply(1, [0.0, 0.0]), reply(2, [3.0, 4.0])]
     assert set(run(Bounds(clip=1.0), sites).notes["clip_factor"].values()) == {1.0}
     nothing = [reply(k, [0.0, 0.0]) for k in range(3)]
-    outcome = run(Bounds(clip=1.0), nothing)
-    assert torch.equal(outcome.model["w"], torch.zeros(2)) and outcome.state["clip"] == {}
+    for at in ("median", "bits"):
+        outcome = run(Bounds(clip=1.0, at=at), nothing)
+        assert torch.equal(outcome.model["w"], torch.zeros(2)) and outcome.state["clip"] == {}
 
 
 def test_a_capped_site_moves_the_model_by_the_cap_alone():
@@ -115,7 +116,7 @@ def test_a_rule_keeps_its_own_state_and_its_anchor_is_of_clipped_updates():
     assert not list(Bounded(FedAvg(), Bounds(clip=1.0)).anchors(model(), sites, {}, INFO))
 
 
-@pytest.mark.parametrize("bounds", [Bounds(clip=1.0, cap=0.35, mix="krum-neighbours"), USUAL])
+@pytest.mark.parametrize("bounds", [Bounds(clip=1.0, memory=0.8, cap=0.35, mix="krum-neighbours"), USUAL])
 def test_a_run_with_bounds_ends_in_the_same_bits_when_it_is_continued(tmp_path, bounds):
     rule = Bounded(FedAvg(), bounds)
     for name in ("whole", "parts"):
@@ -146,7 +147,7 @@ def test_a_run_with_bounds_ends_in_the_same_bits_when_it_is_continued(tmp_path, 
 def test_defaults_are_not_written_and_others_are_read_back():
     plain = make_config("fedavg", "support2", values={"robust": "off"})
     asked = {"robust": "off", "clip_updates": "1.5", "cap_weights": "0.3"}
-    assert not {"clip_updates", "cap_weights", "robust"} & set(plain.to_json())
+    assert not {"clip_updates", "clip_at", "clip_memory", "cap_weights", "robust"} & set(plain.to_json())
     config = make_config("fedavg", "support2", values=asked)
     assert config.bounds == Bounds(clip=1.5, cap=0.3)
     assert RunConfig.from_json(config.to_json()) == config and config.sha256() != plain.sha256()
@@ -155,6 +156,13 @@ def test_defaults_are_not_written_and_others_are_read_back():
 @each(
     "method, values, said",
     [
+        ("fedavg", {"clip_at": "bits"}, "clip_at and clip_memory have no effect without a number"),
+        (
+            "fedavg",
+            {"clip_updates": 1, "clip_at": "bits", "clip_memory": 0.5},
+            "clip_memory has no effect with",
+        ),
+        ("fedavg", {"clip_updates": 1, "clip_at": "mean"}, "clip_at: expected one of median, weighted, bits"),
         ("fedavg", {"cap_weights": 0}, r"cap_weights must be in \(0, 1\]"),
         ("fedavg", {"clip_updates": -1}, "clip_updates: expected a number"),
         ("fedfv", {"cap_weights": 0.3}, "cap_weights: rule FedFV does more with its weights than to add updates"),

@@ -282,6 +282,7 @@ def without_negative_variances(model: Mapping[str, torch.Tensor]) -> dict[str, t
     return {k: v.clamp(min=0) if k.endswith("running_var") and bool((v < 0).any()) else v for k, v in model.items()}
 
 
+At = Literal["median", "weighted", "bits"]
 Mix = Literal["none", "neighbours", "buckets", "krum", "krum-neighbours", "centre", "geometric"]
 MIXES: tuple[Mix, ...] = get_args(Mix)
 AUTO: Literal["auto"] = "auto"
@@ -344,8 +345,11 @@ class Bounds:
     """How far one site may reach.
 
     Attributes:
-        clip: the factor of the median norm of a round's updates, > 0; 0 clips nothing; "spread": only updates beyond
-            the spread of norms, see ``functional.robust.outlying``.
+        clip: the factor of C, > 0; 0 clips nothing; "spread": only updates beyond the spread of norms, see
+            ``functional.robust.outlying``.
+        at: C's median counts every site once, or weighs them by n_k ("weighted"); "bits" moves C from the first round's
+            median on by each site's answer whether its norm is within it.
+        memory: share of the past in a moving average of the median, in [0, 1).
         cap: the largest weight, in (0, 1]; 1 caps nothing, "auto" is 2 / K of the round's K sites, where the rule's
             weights can be capped at all. Where fewer sites than 1 / cap weigh anything, these weigh the same. "spread"
             is 1.5 to 2 / K or, where that is more, the site's share of the examples, see ``bounded``.
@@ -354,6 +358,8 @@ class Bounds:
     """
 
     clip: float | Literal["spread"] = 0.0
+    at: At = "median"
+    memory: float = 0.0
     cap: float | Literal["auto", "spread"] = 1.0
     mix: Mix = "none"
     liars: float = LIARS
@@ -361,6 +367,10 @@ class Bounds:
     def __post_init__(self) -> None:
         if self.clip != SPREAD and not 0 <= self.clip < math.inf:
             raise ValueError(f"clip_updates must be finite and >= 0 or spread, got {self.clip}")
+        if self.at not in get_args(At):
+            raise ValueError(f"clip_at must be one of {', '.join(get_args(At))}, got {self.at}")
+        if not 0 <= self.memory < 1:
+            raise ValueError(f"clip_memory must be in [0, 1), got {self.memory}")
         if self.cap not in (AUTO, SPREAD) and not 0 < self.cap <= 1:
             raise ValueError(f"cap_weights must be in (0, 1], auto or spread, got {self.cap}")
         if self.mix not in MIXES:
@@ -369,6 +379,10 @@ class Bounds:
             raise ValueError(f"liars must be in (0, 0.5), got {self.liars}")
         if self.mix == "none" and self.liars != LIARS:
             raise ValueError("liars has no effect without mix_updates: leave it out or set it")
+        if self.clip in (0, SPREAD) and (self.at != "median" or self.memory):
+            raise ValueError("clip_at and clip_memory have no effect without a number for clip_updates: leave them out")
+        if self.at == "bits" and self.memory:
+            raise ValueError("clip_memory has no effect with clip_at=bits, which remembers by itself: leave it out")
 
     def cap_of(self, sites: int) -> float:
         """The largest weight of one of a round's ``sites``."""

@@ -56,6 +56,7 @@ from fairflare.functional.robust import (
     expected_norms,
     kept_lengths,
     mixing,
+    radius_by_bits,
     spread_of,
     weighted_median,
 )
@@ -223,13 +224,29 @@ class Bounded(Rule):
             factors = kept_lengths(away, torch.cat(list(spread.values())).tolist())
             factors |= {s: min(factors[s], lengths.shortness(s)) for s in factors if lengths.sharing.get(s) == 0}
             return [_scaled(r, factors.get(r.site, 1.0)) for r in replies], factors, {**kept, "spread": spread}
-        moving = {site: norm for site, norm in lengths.norms.items() if norm > 0}
-        within = weighted_median(moving, dict.fromkeys(moving, 1.0)) if moving else before.get("radius", 0.0)
+        within, after = self._radii(lengths.norms, replies, before)
         factors = {
             s: min(1.0, self.bounds.clip * within / norm) if norm > 0 else 1.0 for s, norm in lengths.norms.items()
         }
         heard = [_scaled(r, factors[r.site]) for r in replies]
-        return heard, factors, {**kept, "radius": within} if within > 0 else {**before, **kept}
+        return heard, factors, {**kept, "radius": after} if after > 0 else {**before, **kept}
+
+    def _radii(
+        self, norms: Mapping[str, float], replies: Sequence[Reply], before: Mapping[str, float]
+    ) -> tuple[float, float]:
+        """This round's radius, before its factor, and what the next round finds."""
+        known, moving = before.get("radius", 0.0), {site: norm for site, norm in norms.items() if norm > 0}
+        if not moving:
+            return known, known
+        if self.bounds.at == "bits" and known:
+            return known, radius_by_bits(known, list(norms.values()))
+        equal = self.bounds.at != "weighted"
+        weights = {r.site: 1.0 if equal else float(r.n_examples) for r in replies}
+        now = weighted_median(moving, weights)
+        if self.bounds.at == "bits":
+            return now, radius_by_bits(now, list(norms.values()))
+        found = self.bounds.memory * known + (1 - self.bounds.memory) * now if known else now
+        return found, found
 
 
 @dataclass(frozen=True)

@@ -28,6 +28,8 @@ BOUND = 2.5
 """Robust standard deviations from the median log norm up to which an update is left alone,"""
 LEAST, MOST = 1.6, 2.2
 """but at least and at most so many times it. Honest updates need 1.6 on tables and 2.2 on images (docs/gate.md)."""
+RATE = 0.2
+"""Step of a radius that follows bits, in its logarithm (Andrew et al., NeurIPS 2021, Section 3)."""
 
 
 def median(block: np.ndarray, weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -223,6 +225,15 @@ def agreements(replies: Sequence[Reply], norms: Mapping[str, float]) -> dict[str
             products += block @ block.sum(0)
     own = np.isfinite(lengths[:, 0])
     return dict(zip([reply.site for reply in replies], ((products - own) / (len(replies) - 1)).tolist()))
+
+
+def radius_by_bits(radius: float, norms: Sequence[float]) -> float:
+    """The radius moved towards the median norm, from one bit per site: whether its norm is within it.
+
+    C exp(-0.2 (mean[norm <= C] - 1/2)), Andrew et al., https://arxiv.org/abs/1905.03871.
+    """
+    inside = sum(norm <= radius for norm in norms) / len(norms)
+    return radius * math.exp(-RATE * (inside - 0.5))
 
 
 def _sorted(block: np.ndarray, weights: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:

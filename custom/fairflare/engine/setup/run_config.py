@@ -11,12 +11,12 @@ import dataclasses
 import hashlib
 import json
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal, cast
+from typing import Annotated, Any, Literal, cast, get_args
 
 from pydantic import InstanceOf
 from pydantic.dataclasses import dataclass
 
-from fairflare.aggregators.base import LIARS, MIXES, SPREAD, Bounds, Mix
+from fairflare.aggregators.base import LIARS, MIXES, SPREAD, At, Bounds, Mix
 from fairflare.core import registry, validation
 from fairflare.core.findings import ACCEPTABLE
 from fairflare.core.settings import exactly_the_keys, flat, nested, whole
@@ -87,6 +87,8 @@ class RunConfig:
             values of the keys below, see ``LEVELS``, each of which may be set by itself.
         clip_updates: updates are clipped to this many times their median norm; 0: none is; "spread": those that stand
             out, see ``aggregators.bounded``.
+        clip_at: which median: "median", "weighted" by examples, or followed by "bits".
+        clip_memory: share of the past in a moving average of that median.
         cap_weights: the largest weight of a site; 1: any; "auto": 2 / K; "spread": 1.5 to 2 / K or its share.
         mix_updates: what takes the place of single updates: "none" or one of ``aggregators.base.MIXES``.
         liars: share of the sites that mixing holds against.
@@ -150,6 +152,8 @@ class RunConfig:
     max_norm_ratio: Annotated[float, Range(2, 1_000_000)] = RATIO
     robust: Annotated[str, Text(pattern="off|bounded|mixed", words="one of off, bounded, mixed")] = "off"
     clip_updates: Annotated[float, Range(0, 1_000_000)] | Literal["spread"] = 0.0
+    clip_at: Annotated[str, Text(pattern="|".join(get_args(At)), words=f"one of {', '.join(get_args(At))}")] = "median"
+    clip_memory: Annotated[float, Range(0, 1)] = 0.0
     cap_weights: Annotated[float, Range(0, 1)] | Literal["auto", "spread"] = 1.0
     mix_updates: Annotated[str, Text(pattern="|".join(MIXES), words=f"one of {', '.join(MIXES)}")] = "none"
     liars: Annotated[float, Range(0, 0.5)] = LIARS
@@ -195,7 +199,8 @@ class RunConfig:
     @property
     def bounds(self) -> Bounds:
         """How far one site may reach; raises ValueError where the values do not fit each other."""
-        return Bounds(self.clip_updates, self.cap_weights, cast("Mix", self.mix_updates), self.liars)
+        of = (cast("At", self.clip_at), self.clip_memory, self.cap_weights, cast("Mix", self.mix_updates), self.liars)
+        return Bounds(self.clip_updates, *of)
 
     @property
     def parts(self) -> dict[str, str]:
