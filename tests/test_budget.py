@@ -32,7 +32,7 @@ PACKAGES = {
     "participation": 150,
     "privacy": 2_330,
     "probes": 840,
-    "report": 6_580,
+    "report": 6_610,
     "server_optimizers": 200,
     "studies": 4_530,
     "tasks": 5_950,
@@ -41,7 +41,7 @@ PACKAGES = {
 }
 """Package or module of ``custom/fairflare`` -> the most lines that its Python files may have."""
 FOLDERS = {
-    "custom": (70_880, 35_240),
+    "custom": (70_900, 35_250),
     "tests": (61_850, None),
     "lab/fairflare_lab": (14_190, None),
     "lab/tests": (11_030, None),

@@ -252,7 +252,7 @@ def test_with_secure_sums_no_count_leaves():
         view.checked(found | {"positives": 100.0})
     with pytest.raises(Refused):
         view.checked(found | {f"{BIN}0.n": 240.0})
-    after = ClinicalAtSite(view).after(cases, np.full((240, 2), 0.5))
+    after = ClinicalAtSite(view).after(cases, np.full((240, 2), 0.5), None)
     assert "brier" in after and not any(name.startswith(("slope", "intercept")) for name in after)
 
 

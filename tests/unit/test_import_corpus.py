@@ -173,7 +173,7 @@ def test_a_table_of_3000_rows_takes_at_most_two_seconds_of_one_core(visits, tmp_
     assert (tmp_path / INSIDE / "Berlin.csv").is_file() and not heavy and float(seconds) < 2
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize(("rows", "columns"), [(5000, 1280), (20_000, 200)])
 def test_a_wide_table_takes_at_most_ten_seconds_of_one_core(rows, columns, tmp_path):
     rng = np.random.default_rng(0)

@@ -62,7 +62,7 @@ set_option = click.option(
 def divided(ctx: click.Context, param: click.Parameter, texts: Sequence[str]) -> tuple[str, ...]:
     """The names of every line of CSV, each once: "A,B" is "A" and "B" given one by one."""
     names = [name.strip() for line in csv.reader(texts, skipinitialspace=True) for name in line]
-    return tuple(dict.fromkeys(filter(None, names)))
+    return tuple(dict.fromkeys(filter(None, names))) or tuple(texts[:1])
 
 
 def joined(ctx: click.Context, param: click.Parameter, texts: Sequence[str]) -> str | None:
