@@ -41,7 +41,6 @@ from fairflare.inference.frames import metric_frame
 from fairflare.inference.monitor import patients_of
 from fairflare.studies.candidates import own_log_risks
 from fairflare.tasks.folds import dealt, everyone, folded, untestable
-from fairflare.tasks.kinds.own import _split
 from fairflare.tasks.own.tabular import Tabular
 
 RNG = np.random.default_rng(0)
@@ -336,10 +335,3 @@ def test_a_frames_intervals_are_of_patients():
     assert (width[0] > 1.5 * width[1]).all() and (frames[0]["value"] == frames[1]["value"]).all()
     with pytest.raises(UserError, match="patients: expected 240 values"):
         metric_frame(y, risk, patients=whose[:9])
-
-
-def test_patients_of_data_that_a_function_builds_are_known():
-    rows = [{"image": np.zeros((1, 8, 8)), "label": k % 2, "patient_id": f"p{k // 2}"} for k in range(6)]
-    task = tasks.load("heart", "full")
-    assert _split(task, "f", "train", rows, 6).patients.tolist() == [0, 0, 1, 1, 2, 2]
-    assert _split(task, "f", "train", [(one["image"], one["label"]) for one in rows], 6).patients is None

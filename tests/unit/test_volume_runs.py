@@ -242,6 +242,6 @@ def test_what_is_wrong_with_a_site_is_said_there_alone(tmp_path, capsys):
     small = ["--set", "shape=16,16,16", "--set", "patch=16,16,16", "--workers", "1", "--out", tmp_path / "run"]
     code, _, said = call(capsys, "run", "fedavg", *given, *small)
     left = said.splitlines()[-1]  # the line that a server would have
-    assert code and "north" in left and "p03" not in left and "not_3d" in left and "unreadable" in left
+    assert code and "north" in left and "p03" not in left and "shape" in left and "unreadable" in left
     code, out, said = call(capsys, "preflight", root, "--kind", "volume-segmentation", "--classes", "ball")
     assert code and "p03.nii.gz" in out + said and "p02.nii.gz" in out + said
