@@ -20,7 +20,7 @@ from typing import Annotated, ClassVar, Literal, TypeVar
 from fairflare.aggregators.base import Notes, State, WeighingRule, shares, uniform
 from fairflare.core.notes import Note
 from fairflare.core.registry import method
-from fairflare.core.types import GROUP_COUNT, GROUP_LOSS, Info, Offer, Reply, Training, Weights
+from fairflare.core.types import GROUP_COUNT, GROUP_LOSS, Info, Offer, Reply, Training, Weights, of_family
 from fairflare.core.validation import Range, within
 from fairflare.functional.simplex import Ball, ascended, in_ball, in_ball_reference
 
@@ -166,7 +166,7 @@ class FedUFO(WeighingRule):
     def _mean_weight(self, reply: Reply, orders: Mapping[str, float]) -> float:
         if not orders:
             return 1.0
-        counts = _family(reply, GROUP_COUNT)
+        counts = of_family(reply.scalars, GROUP_COUNT)
         known = {g: n for g, n in counts.items() if f"weight/{g}" in orders and n}
         # Where no group's size may leave the site, its patients count as spread evenly over the groups.
         known = known or {name.partition("/")[2]: 1.0 for name in orders if name != "weight"}
@@ -189,7 +189,9 @@ class FedUFO(WeighingRule):
     def _next_cells(self, replies: Sequence[Reply], state: State) -> dict[str, dict[str, float]]:
         """lambda over (site, group): one simplex, or in the authors' code one per row after each step."""
         current: dict[Cell, float] = {(s, g): w for s, row in state.get("cells", {}).items() for g, w in row.items()}
-        losses: dict[Cell, float] = {(r.site, g): v for r in replies for g, v in _family(r, GROUP_LOSS).items()}
+        losses: dict[Cell, float] = {
+            (r.site, g): v for r in replies for g, v in of_family(r.scalars, GROUP_LOSS).items()
+        }
         if not losses:
             return dict(state.get("cells", {}))
         if self.variant == "reference":
@@ -215,18 +217,13 @@ def _rows(cells: Mapping[Cell, float]) -> dict[str, dict[str, float]]:
     return rows
 
 
-def _family(reply: Reply, family: str) -> dict[str, float]:
-    """Group -> number of the reply's scalars "family/GROUP"."""
-    return {n.partition("/")[2]: v for n, v in reply.scalars.items() if n.partition("/")[0] == family}
-
-
 def _group_risks(replies: Sequence[Reply], form: Literal["mean", "sum"]) -> dict[str, float]:
     """Group -> mean loss over the examples that sites report, or the sum of the sites' mean losses."""
     totals: dict[str, float] = {}
     sizes: dict[str, float] = {}
     for reply in replies:
-        counts = _family(reply, GROUP_COUNT)
-        for group, loss in _family(reply, GROUP_LOSS).items():
+        counts = of_family(reply.scalars, GROUP_COUNT)
+        for group, loss in of_family(reply.scalars, GROUP_LOSS).items():
             n = counts.get(group, 0.0) if form == "mean" else 1.0
             totals[group] = totals.get(group, 0.0) + n * loss
             sizes[group] = sizes.get(group, 0.0) + n

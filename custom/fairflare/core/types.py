@@ -128,6 +128,14 @@ class Need:
 
 GROUP_LOSS, GROUP_COUNT = "group_loss", "group_count"
 """Families of the scalars "group_loss/GROUP" and "group_count/GROUP": mean loss and size of a group at a site."""
+
+
+def of_family(scalars: Mapping[str, float], family: str) -> dict[str, float]:
+    """NAME -> the number that is called "family/NAME"."""
+    parts = ((name.partition("/"), value) for name, value in scalars.items())
+    return {name: value for (one, sign, name), value in parts if sign and one == family}
+
+
 HELD = "holds_class"
 """Family of the scalars "holds_class/INDEX": whether a site holds training examples of a class."""
 

@@ -3,17 +3,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 from fairflare.core.errors import UserError
-from fairflare.core.types import GROUP_COUNT, GROUP_LOSS
+from fairflare.core.types import GROUP_COUNT, GROUP_LOSS, of_family
 from fairflare.engine.audit import verify
 from fairflare.engine.files import AUDIT
 from fairflare.functional.blocks import SIMILARITY
 from fairflare.report.audit_reader import read_trail
 from fairflare.report.clinical import wilson
+from fairflare.report.fairness import weighted
 
 ROUNDS = 5
 """First rounds, and last, over which signs are means."""
@@ -50,12 +51,14 @@ def signs_of(folder: Path) -> Signs:
     groups = _means(
         (name, scalars[f"{GROUP_LOSS}/{name}"], n)
         for _, scalars, _ in replies
-        for name, n in _family(scalars, GROUP_COUNT)
+        for name, n in of_family(scalars, GROUP_COUNT).items()
     )
     usual = sum(losses[site] * n for site, n in sizes.items()) / sum(sizes.values()) or 1.0
     site, group = (max(one, key=lambda name: one[name], default="") for one in (losses, groups))
     alike = _means(
-        (f"{s} {layer}", value, 1) for s, scalars, _ in replies for layer, value in _family(scalars, SIMILARITY)
+        (f"{s} {layer}", value, 1)
+        for s, scalars, _ in replies
+        for layer, value in of_family(scalars, SIMILARITY).items()
     )
     agreement = _means((s, value, 1) for line in first for s, value in line["notes"]["agreement"].items())
     group_gap = groups[group] / usual - 1 if group else 0.0
@@ -63,17 +66,12 @@ def signs_of(folder: Path) -> Signs:
     return Signs(site, losses[site] / usual - 1, group, group_gap, *low)
 
 
-def _family(scalars: Mapping[str, float], name: str) -> list[tuple[str, float]]:
-    return [(key.partition("/")[2], value) for key, value in scalars.items() if key.startswith(f"{name}/")]
-
-
 def _means(values: Iterable[tuple[str, float, float]]) -> dict[str, float]:
     """Name -> the mean of its values, each with its weight."""
-    totals: dict[str, tuple[float, float]] = {}
+    pairs: dict[str, list[tuple[float, float]]] = {}
     for name, value, n in values:
-        total, weight = totals.get(name, (0.0, 0.0))
-        totals[name] = total + n * value, weight + n
-    return {name: total / weight for name, (total, weight) in totals.items() if weight}
+        pairs.setdefault(name, []).append((n, value))
+    return {name: mean for name, own in pairs.items() if (mean := weighted(own)) is not None}
 
 
 NOTHING, OWN, GROUPS = "nothing", "own", "groups"
