@@ -73,3 +73,11 @@ def test_projection_of_a_row():
     key = next(key for key in GOLDEN.files if key.startswith("proj_row/ref_rho"))
     found = in_ball_reference(as_dict(GOLDEN["proj_row/v"]), float(key.removeprefix("proj_row/ref_rho")))
     np.testing.assert_allclose(list(found.values()), GOLDEN[key], rtol=0, atol=1e-6)
+
+
+def test_sampled_mixing_asks_the_site_to_draw():
+    state = {"clients": {"a": 0.75, "b": 0.25}, "groups": {"x": 0.4, "y": 0.6}}
+    orders = FedUFO(mixing="sampled", beta=0.25).orders(state, "a", Info(Round(2, 3)))
+    assert orders.pop("sampled") == 0.25
+    assert orders == FedUFO(beta=0.25).orders(state, "a", Info(Round(2, 3)))
+    assert "sampled" not in FedUFO(mixing="sampled", level="client").orders(state, "a", Info(Round(2, 3)))

@@ -61,6 +61,7 @@ def test_a_metric_needs_a_way_to_be_computed_and_a_range():
 
 def test_settings_reach_the_part():
     assert trainers.check_trainer("weighted", orders=ORDERS["weighted"], weight_sum="batch") is None
+    assert trainers.check_trainer("weighted", orders=ORDERS["weighted"] | {"sampled": 0.5}) is None
     check_probe("layer-similarity", similarity="cosine", scope="last_encoder")
     assert laws.method_around("fedism", q=0.5).settings == {"q": 0.5}
     assert laws.method_around("fedism").probes == ("sharpness",)

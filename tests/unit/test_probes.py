@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Leave-one-out, local error, layer similarity and group losses at a site: numbers, restoration, edge cases."""
 
+import copy
 import dataclasses
 import math
+from collections import Counter
 
 import pytest
 import torch
@@ -263,6 +265,36 @@ def test_weights_of_a_group_multiply_its_gradient():
         for k in (0, 1)
     )
     assert torch.allclose(both - start, 1.5 * no + 0.5 * yes, atol=1e-4)
+
+
+def test_sampled_weights_are_one_of_the_two_for_each_group():
+    """Line 7 of FedUFO's Algorithm 1: with probability beta .25 the site's weight s_0 / beta, else s_g / (1 - beta)."""
+    orders = {"weight": 0.2, "weight/no": 0.9, "weight/yes": 0.3}
+    training = dataclasses.replace(TRAINING, epochs=1, batch_size=24, momentum=0.0)
+    linear = torch.nn.Sequential(torch.nn.Linear(4, 2))
+
+    def update(orders, seed=3):
+        network = copy.deepcopy(linear)
+        made = dataclasses.replace(work(network, orders=orders, groups=("no", "yes"), training=training), seed=seed)
+        WeightedTrainer().train(made)
+        return torch.cat([(p - q).detach().flatten() for p, q in zip(network.parameters(), linear.parameters())])
+
+    each = {"site": 0.2 / 0.25, "no": 0.9 / 0.75, "yes": 0.3 / 0.75}
+    of_pairs = {
+        (no, yes): update({"weight": 0.0, "weight/no": each[no], "weight/yes": each[yes]})
+        for no in ("site", "no")
+        for yes in ("site", "yes")
+    }
+    drawn = Counter()
+    for seed in range(400):
+        found = update({**orders, "sampled": 0.25}, seed)
+        drawn += Counter(pair for pair, one in of_pairs.items() if torch.allclose(found, one, atol=1e-6))
+    assert sum(drawn.values()) == 400
+    for pair, n in drawn.items():
+        p = 0.25 ** pair.count("site") * 0.75 ** (2 - pair.count("site"))
+        assert abs(n / 400 - p) < 4 * (p * (1 - p) / 400) ** 0.5
+    mean = sum(n * of_pairs[pair] for pair, n in drawn.items()) / 400
+    assert torch.allclose(mean, update(orders), rtol=0.2, atol=1e-3)
 
 
 def test_a_group_without_a_weight_has_the_mean_of_the_others():

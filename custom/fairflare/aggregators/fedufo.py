@@ -56,6 +56,8 @@ class FedUFO(WeighingRule):
             2) of .5: .5 +- .0071 at the paper's 1e-4.
         ball: "chi-square" or "kl".
         beta: the sites' share at level "multi", in [0, 1].
+        mixing: at level "multi" the "mean" s_ik of both weights, or "sampled", which draws one of them for each step and
+            group, the site's with probability beta (line 7); both have the same expectation.
         share_radius: False gives sites beta and groups 1 - beta of the radius (the paper's definition); True gives
             both all of it (its Algorithm 1).
         group_losses: "mean" over all examples of a group (its empirical risk) or the "sum" of sites' means (line 16).
@@ -78,6 +80,7 @@ class FedUFO(WeighingRule):
     radius: float | None = 0.5
     ball: Ball = "chi-square"
     beta: float = 0.5
+    mixing: Literal["mean", "sampled"] = "mean"
     share_radius: bool = False
     group_losses: Literal["mean", "sum"] = "mean"
     apply: Literal["split", "local"] = "split"
@@ -101,7 +104,8 @@ class FedUFO(WeighingRule):
 
     @property
     def heeded(self) -> tuple[str, ...]:
-        return () if self.level == "client" and self.apply == "split" else ("weight",)
+        weight = () if self.level == "client" and self.apply == "split" else ("weight",)
+        return (*weight, "sampled") if self._is_sampled else weight
 
     def missing(self, offer: Offer) -> str:
         if self.level == "client" or len(offer.groups) > 1:
@@ -119,6 +123,8 @@ class FedUFO(WeighingRule):
         "relative" asks the site to divide them by their mean.
         """
         weights = self._example_weights(state, site)
+        if weights and self._is_sampled:
+            weights["sampled"] = self.beta
         return {**weights, "relative": 1.0} if weights and self.apply == "split" else weights
 
     def _example_weights(self, state: State, site: str) -> dict[str, float]:
@@ -153,6 +159,10 @@ class FedUFO(WeighingRule):
     def _sites_share(self) -> float:
         """beta: 1 weighs sites alone, 0 groups alone."""
         return {"client": 1.0, "attribute": 0.0}.get(self.level, self.beta)
+
+    @property
+    def _is_sampled(self) -> bool:
+        return self.mixing == "sampled" and 0 < self._sites_share < 1
 
     def _radius(self, share: float) -> float | None:
         return self.radius if self.radius is None or self.share_radius else share * self.radius

@@ -10,6 +10,7 @@ import torch
 
 from fairflare.core.execution import moved
 from fairflare.core.registry import trainer
+from fairflare.core.seeds import derive
 from fairflare.core.types import Batch, LocalWork, Objective
 from fairflare.trainers.base import Optimizer, Trainer
 
@@ -23,12 +24,15 @@ class WeightedTrainer(Trainer):
     between groups act here (FedUFO's server then weighs the site as a whole). Without orders every s is 1, which is
     plain training. Zhang et al. (FedUFO), Patterns 5, 2024, Algorithm 1.
 
+    With the order "sampled" = beta each step draws for every group g whether its examples have the weight s_0 / beta
+    (with probability beta) or s_g / (1 - beta), whose expectation is s (line 7).
+
     Args:
         weight_sum: "one" as above; "batch" takes s_0 mean f + a sum s_g f / sum s_g over the batch, with a the mean of
             s_g over the groups, as the authors' code does.
     """
 
-    heeds = ("weight",)
+    heeds = ("weight", "sampled")
     weight_sum: Literal["one", "batch"] = "one"
 
     def setup(self, work: LocalWork) -> None:
@@ -38,6 +42,11 @@ class WeightedTrainer(Trainer):
 
     def step(self, work: LocalWork, optimizer: Optimizer, objective: Objective, batch: Batch) -> torch.Tensor:
         shared, of_groups, own = (work.scratch[name] for name in ("shared", "groups", "own"))
+        if beta := work.orders.get("sampled", 0.0):
+            draws = torch.Generator().manual_seed(derive(work.seed, "sampled", work.steps))
+            by_site = (torch.rand(len(of_groups), generator=draws) < beta).to(work.device)
+            shared, of_groups = 0.0, torch.where(by_site, shared / beta, of_groups / (1 - beta))
+            own = of_groups[:-1].mean()
         # Index -1, an example in no group, falls on the last place.
         s = of_groups[moved(batch.groups % len(of_groups), work.device)]
         optimizer.zero_grad(set_to_none=True)

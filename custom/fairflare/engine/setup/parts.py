@@ -43,7 +43,8 @@ def build_parts(config: RunConfig, *, at_site: bool = False, start: Path | None 
     if config.stacked:
         from fairflare.trainers.vmap_training import unstackable
 
-        if reason := unstackable(parts.network, parts.trainer, config.training, default_device()):
+        drawn = "expected mixing=mean" if "sampled" in parts.rule.heeded else ""
+        if reason := drawn or unstackable(parts.network, parts.trainer, config.training, default_device()):
             raise UserError(f"stacked: {reason}")
     return parts
 
