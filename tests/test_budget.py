@@ -14,7 +14,7 @@ PACKAGE = ROOT / "custom" / "fairflare"
 PACKAGES = {
     "__init__": 70,
     "__main__": 10,
-    "aggregators": 1_960,
+    "aggregators": 1_970,
     "api": 840,
     "cli": 3_180,
     "client": 70,
@@ -32,17 +32,17 @@ PACKAGES = {
     "participation": 150,
     "privacy": 2_330,
     "probes": 840,
-    "report": 6_610,
+    "report": 6_600,
     "server_optimizers": 200,
     "studies": 4_530,
     "tasks": 5_950,
     "testing": 1_230,
-    "trainers": 1_910,
+    "trainers": 1_920,
 }
 """Package or module of ``custom/fairflare`` -> the most lines that its Python files may have."""
 FOLDERS = {
-    "custom": (70_900, 35_250),
-    "tests": (61_850, None),
+    "custom": (70_920, 35_260),
+    "tests": (61_890, None),
     "lab/fairflare_lab": (14_190, None),
     "lab/tests": (11_030, None),
 }

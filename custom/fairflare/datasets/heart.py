@@ -71,7 +71,13 @@ DROPPED = ("slope", "ca", "thal")
 """Columns 10, 11 and 12, which are mostly missing outside Cleveland."""
 DUMMIES = ("cp", "restecg")
 """Columns 2 and 6."""
-TRAIN, SEED = 0.66, 43
+FLAMBY_TRAIN = {
+    "Cleveland": "fbfb7f5fdf4c3a623b75fc4afa3fb7ef783ffe536bcfe7f57b8fea5a67b6ed9f071dffe3141a",
+    "Hungary": "eeff7b8347be2bd3778ff2aeff6c796e672ebbecb7b7edd096c5fbee7fd6ef45c8",
+    "Switzerland": "f879c5737f3c",
+    "VA": "b9b7ffdba49afdf147a4fb779ffc58ba40",
+}
+"""Site -> a bit for each complete patient, set where FLamby's split trains: scikit-learn's ``train_test_split``."""
 NUMBERS = ("age", "trestbps", "chol", "thalach", "oldpeak", "ca")
 GAPS = ("trestbps", "chol", "fbs", "restecg", "thalach", "exang", "oldpeak", "slope", "ca", "thal")
 """Columns with a missing value somewhere: "full" says of each whether it is missing."""
@@ -175,26 +181,17 @@ def _centres(protocol: str) -> Centres:
         cells.append(found[whole])
         labels.append(y[whole])
         n = len(labels[-1])
-        split = fixed_split(np.arange(n), "heart", site) if full else _flamby_split(labels[-1])
+        split = fixed_split(np.arange(n), "heart", site) if full else _flamby_split(site, n)
         rows[site] = {name: start + part for name, part in split.items()}
         start += n
     table = dict(zip(kept, np.concatenate(cells).T))
     return Centres(np.concatenate(labels), *inputs_of(protocol).of(table, start), _attributes(table), rows, KINDS)
 
 
-def _flamby_split(labels: np.ndarray) -> dict[str, np.ndarray]:
-    """Split -> sorted places of a centre's patients: scikit-learn's split, stratified unless a class has 2 or fewer."""
-    from sklearn.model_selection import train_test_split
-
-    train, test = train_test_split(
-        np.arange(len(labels)),
-        train_size=TRAIN,
-        test_size=1.0 - TRAIN,
-        random_state=SEED,
-        shuffle=True,
-        stratify=labels if np.bincount(labels, minlength=2).min() > 2 else None,
-    )
-    return {"train": np.sort(train), "val": np.empty(0, dtype=np.int64), "test": np.sort(test)}
+def _flamby_split(site: str, n: int) -> dict[str, np.ndarray]:
+    """Split -> sorted places of a centre's ``n`` patients."""
+    trains = np.unpackbits(np.frombuffer(bytes.fromhex(FLAMBY_TRAIN[site]), np.uint8))[:n]
+    return {"train": np.flatnonzero(trains), "val": np.empty(0, dtype=np.int64), "test": np.flatnonzero(1 - trains)}
 
 
 def _attributes_of(columns: Columns) -> dict[str, list[str]]:
