@@ -56,8 +56,8 @@ class FedUFO(WeighingRule):
             2) of .5: .5 +- .0071 at the paper's 1e-4.
         ball: "chi-square" or "kl".
         beta: the sites' share at level "multi", in [0, 1].
-        mixing: at level "multi" the "mean" s_ik of both weights, or "sampled", which draws one of them for each step and
-            group, the site's with probability beta (line 7); both have the same expectation.
+        mixing: at level "multi" the "mean" s_ik of both weights, or "sampled": each step draws one of them for each
+            group, the site's with probability beta (line 7). Both have the same expectation.
         share_radius: False gives sites beta and groups 1 - beta of the radius (the paper's definition); True gives
             both all of it (its Algorithm 1).
         group_losses: "mean" over all examples of a group (its empirical risk) or the "sum" of sites' means (line 16).
