@@ -25,7 +25,7 @@ PACKAGES = {
     "engine": 11_920,
     "estimators": 270,
     "flare": 4_580,
-    "functional": 2_790,
+    "functional": 2_800,
     "import_data": 5_870,
     "inference": 3_120,
     "networks": 840,
@@ -41,7 +41,7 @@ PACKAGES = {
 }
 """Package or module of ``custom/fairflare`` -> the most lines that its Python files may have."""
 FOLDERS = {
-    "custom": (70_920, 35_260),
+    "custom": (70_930, 35_270),
     "tests": (61_890, None),
     "lab/fairflare_lab": (14_190, None),
     "lab/tests": (11_030, None),

@@ -20,7 +20,7 @@ from fairflare.core.registry import method
 from fairflare.core.types import Reply, StateDict, Weights
 from fairflare.core.validation import Range
 from fairflare.functional.blocks import blocks_of
-from fairflare.functional.robust import BLOCK, median, trimmed_mean
+from fairflare.functional.robust import BLOCK, median, pieces, trimmed_mean
 
 Combine: TypeAlias = "Callable[[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]"
 REMOVED = Note(
@@ -107,8 +107,10 @@ def _by_position(
         value = model[key]
         moved = np.empty(value.numel())
         for where, updates in blocks_of(replies, key, BLOCK):
-            moved[where], share = combine(np.stack(list(updates)), p)
-            part += share
+            block, there = np.stack(list(updates)), moved[where]
+            for piece, values in pieces(block):
+                there[piece], share = combine(values, p)
+                part += share
         size += value.numel()
         wide = torch.promote_types(value.dtype, torch.float32)
         after[key] = (value.to(wide) + torch.from_numpy(moved).to(wide).view(value.shape)).to(value.dtype)
