@@ -4,8 +4,9 @@
     FAIRFLARE_DATA=FOLDER python lab/regimes/regime_run.py RUNS [--only U1,Q1] [--seeds 0,1,2] [--until 17:05]
     python lab/regimes/regime_run.py RUNS --collect         # the scores as lab/regimes/results
 
-RUNS keeps a file for each run that has ended; the same command goes on with what is missing. FOLDER holds
-``ham10000`` and ``office_caltech_10``. ``regime_page.py`` writes the page from the results.
+RUNS keeps a file for each run that has ended; the same command goes on with what is missing. Another folder goes on
+from the trials that the results hold. FOLDER holds ``ham10000`` and ``office_caltech_10``. ``regime_page.py`` writes
+the page from the results.
 """
 
 from __future__ import annotations
@@ -42,6 +43,8 @@ from fairflare.studies.study import config_of
 RESULTS = Path(__file__).resolve().parent / "results"
 DIGITS = 5
 TRIALS = "tuning/"
+KEPT = RESULTS / "trials.csv"
+TRIAL = ["regime", "arm", "rate", "own", "seed", "value"]
 Run = Mapping[str, Any]
 """Content of a kept file: "scores" set -> metric -> a value per round, "records" as ``regime_rules.RECORDS``."""
 Settings = Mapping[str, Any]
@@ -61,6 +64,7 @@ class Bench:
 
     def __init__(self, folder: Path, until: str = "") -> None:
         self.folder, self.until = folder, until
+        self.kept = {tuple(row[:5]): float(row[5]) for row in rows_of(KEPT)}
 
     def run(self, regime: Regime, key: str, seed: int, settings: Settings, name: str) -> Run:
         """The content of the file ``name``, made where it is missing or has other settings."""
@@ -76,7 +80,8 @@ class Bench:
         if arm.after:
             regime_rules.RECORDS["other"] = self.judged(regime, arm.after, seed)["records"]
             label = label.replace("{run}", "other")
-        values = {"score_rounds": "all", "robust": "off", "min_sites": 1, **regime.values}
+        scored = "last" if name.startswith(TRIALS) else "all"  # a trial's value is of its last rounds alone
+        values = {"score_rounds": scored, "robust": "off", "min_sites": 1, **regime.values}
         config = config_of(
             label,
             regime.task,
@@ -135,13 +140,18 @@ class Bench:
         """(rate, own parameter) -> the mean over the seeds of what trials are valued by."""
         arm, values = regime.arms[key], {}
         for rate, own in only or [(rate, own) for rate in rates for own in arm.own[1]]:
-            runs = [
-                self.run(regime, key, seed, {"lr": rate, arm.own[0]: own}, f"{TRIALS}{key}-{rate:g}-{own:g}")
-                for seed in seeds
-            ]
-            scores = [regime.tuned_by.value(run["scores"], regime.rounds, VAL) for run in runs]
+            scores = [self.trial(regime, key, rate, own, seed) for seed in seeds]
             values[rate, own] = sum(scores) / len(scores)
         return values
+
+    def trial(self, regime: Regime, key: str, rate: float, own: Any, seed: int) -> float:
+        """The value of one trial."""
+        row = (regime.key, key, f"{rate:g}", f"{own:g}", str(seed))
+        if row not in self.kept:
+            settings = {"lr": rate, regime.arms[key].own[0]: own}
+            run = self.run(regime, key, seed, settings, f"{TRIALS}{key}-{rate:g}-{own:g}")
+            self.kept[row] = regime.tuned_by.value(run["scores"], regime.rounds, VAL)
+        return self.kept[row]
 
 
 def tuned_file(folder: Path, regime: Regime) -> Path:
@@ -177,7 +187,8 @@ def read(lines: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     scored = sorted((line for line in lines if line["event"] == "scores"), key=lambda line: line["round"])
     sets = {
         name: {
-            metric: [score(row["test_sets"][name]["metrics"].get(metric), metric) for row in scored]
+            metric: [math.nan] * (scored[0]["round"] - 1)
+            + [score(row["test_sets"][name]["metrics"].get(metric), metric) for row in scored]
             for metric in of["metrics"]
         }
         for name, of in scored[-1]["test_sets"].items()
@@ -229,8 +240,11 @@ def rounds_of(regime: Regime, arm: Arm) -> list[int]:
 
 
 def collect(folder: Path) -> None:
-    """``values.csv`` (endpoints), ``sets.csv`` (every set at the common round) and ``chosen.csv`` of what has ended."""
-    values, sets, chosen = [], [], []
+    """What has ended in ``folder``, beside what the results hold of other regimes and seeds.
+
+    ``values.csv`` (endpoints), ``sets.csv`` (every set at the common round), ``chosen.csv`` and ``trials.csv``.
+    """
+    values, sets, chosen, trials = [], [], [], []
     for regime in regimes.REGIMES:
         for seed, key, run in complete(folder, regime):
             for point in rounds_of(regime, regime.arms[key]):
@@ -242,15 +256,43 @@ def collect(folder: Path) -> None:
                 last = {metric: of[metric][regime.rounds - regimes.LAST : regime.rounds] for metric in of}
                 means = [f"{sum(rows) / len(rows):.5f}" for rows in last.values()]
                 sets += [[regime.key, seed, key, name, *means]] if not name.startswith(VAL) else []
+        for path in sorted((folder / regime.key / TRIALS).glob("*.json")):
+            run, (start, seed) = json.loads(path.read_text(encoding="utf-8")), path.stem.rsplit("-seed", 1)
+            key = max((k for k in regime.arms if start.startswith(f"{k}-")), key=len)
+            rate, own = (f"{run['settings'][name]:g}" for name in ("lr", regime.arms[key].own[0]))
+            value = regime.tuned_by.value(run["scores"], regime.rounds, VAL)
+            trials.append([regime.key, key, rate, own, seed, repr(value)])
         if (path := tuned_file(folder, regime)).is_file():
+            first = str(regimes.TUNING_SEEDS[0])
             for key, of in json.loads(path.read_text(encoding="utf-8")).items():
-                n = len(list((folder / regime.key / "tuning").glob(f"{key}-[0-9]*-seed100.json")))
+                n = sum(row[:2] == [regime.key, key] and row[4] == first for row in merged(KEPT, 5, trials))
                 chosen.append([regime.key, key, n or "", *[f"{name}={value}" for name, value in of.items()]])
-    write(RESULTS / "values.csv", HEADS, values)
-    write(RESULTS / "sets.csv", ["regime", "seed", "arm", "set", "score", "loss"], sets)
-    write(RESULTS / "chosen.csv", ["regime", "arm", "trials", "rate", "own"], chosen)
+    for name, heads, of_key, rows in (
+        ("values", HEADS, 2, values),
+        ("sets", ["regime", "seed", "arm", "set", "score", "loss"], 2, sets),
+        ("chosen", ["regime", "arm", "trials", "rate", "own"], 1, chosen),
+        ("trials", TRIAL, 5, trials),
+    ):
+        write(path := RESULTS / f"{name}.csv", heads, merged(path, of_key, rows))
     text = json.dumps({"versions": all_versions(), "machine": machine()}, indent=1)
     (RESULTS / "about.json").write_text(text + "\n", encoding="utf-8")
+
+
+def merged(path: Path, of_key: int, rows: Sequence[Sequence[object]]) -> list[list[str]]:
+    """The new rows and those of a file whose first ``of_key`` cells no new row has, by regime."""
+    new = [[str(cell) for cell in row] for row in rows]
+    keys = {tuple(row[:of_key]) for row in new}
+    order = list(regimes.BY_KEY)
+    left = [row for row in rows_of(path) if tuple(row[:of_key]) not in keys]
+    return sorted([*left, *new], key=lambda row: order.index(row[0]))
+
+
+def rows_of(path: Path) -> list[list[str]]:
+    """A CSV file's rows below its head; none where it is missing."""
+    if not path.is_file():
+        return []
+    with path.open(newline="", encoding="utf-8") as file:
+        return list(csv.reader(file))[1:]
 
 
 def write(path: Path, heads: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
