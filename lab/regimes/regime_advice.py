@@ -29,7 +29,7 @@ from typing import Any
 
 import regime_list as regimes
 import torch
-from regime_run import RESULTS, Late, executed, keep, tuned_file, write
+from regime_run import RESULTS, Late, executed, keep, merged, tuned_file, write
 from regime_tasks import Tables
 
 from fairflare.report.advice import Signs, signs_of
@@ -111,7 +111,7 @@ def main() -> None:
     heads, names = [field.name for field in dataclasses.fields(Signs)], list(ARMS)
     federations, of_regimes = [], []
     with contextlib.suppress(Late):
-        for seed in map(int, options.seeds.split(",")):
+        for seed in map(int, filter(None, options.seeds.split(","))):
             row = federation(options.folder, seed, options.until)
             federations.append([seed, *(_shown(row[name]) for name in (*heads, *names))])
         for key in filter(None, options.regimes.split(",")):
@@ -119,8 +119,9 @@ def main() -> None:
                 signs = dataclasses.asdict(of_regime(options.folder, key, seed, options.until))
                 of_regimes.append([key, seed, *(_shown(signs[name]) for name in heads)])
     if options.collect:
-        write(RESULTS / "advice.csv", ["seed", *heads, *names], federations)
-        write(RESULTS / "signs.csv", ["regime", "seed", *heads], of_regimes)
+        if federations:
+            write(RESULTS / "advice.csv", ["seed", *heads, *names], federations)
+        write(path := RESULTS / "signs.csv", ["regime", "seed", *heads], merged(path, 2, of_regimes))
 
 
 def _shown(value: float | str) -> str:
