@@ -26,13 +26,13 @@ PACKAGES = {
     "estimators": 270,
     "flare": 4_580,
     "functional": 2_790,
-    "import_data": 5_870,
+    "import_data": 5_890,
     "inference": 3_120,
     "networks": 840,
     "participation": 150,
     "privacy": 2_330,
     "probes": 840,
-    "report": 6_610,
+    "report": 6_600,
     "server_optimizers": 200,
     "studies": 4_530,
     "tasks": 5_950,
@@ -41,8 +41,8 @@ PACKAGES = {
 }
 """Package or module of ``custom/fairflare`` -> the most lines that its Python files may have."""
 FOLDERS = {
-    "custom": (70_900, 35_250),
-    "tests": (61_850, None),
+    "custom": (70_920, 35_260),
+    "tests": (61_910, None),
     "lab/fairflare_lab": (14_190, None),
     "lab/tests": (11_030, None),
 }

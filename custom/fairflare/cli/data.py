@@ -34,7 +34,7 @@ FEW = 3
 @click.argument("folder", type=options.PATH)
 @click.option("--kind", type=click.Choice([*FORMS]), help="What the data are, where it cannot be found out.")
 @options.listed("--classes", metavar="A,B,C", help="Names of the classes or structures, in order.")
-@options.listed_text("--label", "--outcome", metavar="LEVEL", help="The column or folder of the label; columns of several: A,B.")
+@options.listed_text("--label", "--outcome", metavar="LEVEL", help="The column or folder of the label; several: A,B.")
 @click.option("--site", default="", metavar=LEVEL, help="The column or folder of the site; none: all are one site.")
 @click.option("--patient", default="", metavar=LEVEL, help="That of the patient; none: each example is one.")
 @options.listed("--groups", metavar="A,B", help="Columns or DICOM headers by which patients are grouped.")
