@@ -298,3 +298,21 @@ def _words_of(figure):
     for text in (*figure.texts, *texts):
         ElementTree.SubElement(svg, "text").text = "".join(filter(str.isprintable, text.get_text()))
     return ElementTree.tostring(svg)
+
+
+@pytest.fixture
+def browser():
+    if (chromium := shutil.which("chromium")) is None:
+        pytest.skip("no chromium")
+    playwright = pytest.importorskip("playwright.sync_api")
+    with playwright.sync_playwright() as started:
+        found = started.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+        yield found
+        found.close()
+
+
+@pytest.fixture
+def axe():
+    """Page of a browser -> names of axe's rules that it breaks."""
+    checker = pytest.importorskip("axe_playwright_python.sync_playwright").Axe()
+    return lambda page: [one["id"] for one in checker.run(page).response["violations"]]

@@ -75,7 +75,12 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
 def on_post_page(output: str, page: Any, config: Any) -> str:
     """What a keyboard and a screen reader need beyond the theme: what scrolls can be reached, the search has a name."""
     output = output.replace("<pre><span></span><code>", '<pre tabindex="0"><span></span><code>')
-    output = output.replace("<table>", '<table tabindex="0">')
+    output = output.replace("<table>", '<table tabindex="0">').replace("<th></th>", "<td></td>")
+    return on_post_template(output, "", config)
+
+
+def on_post_template(output: str, template_name: str, config: Any) -> str:
+    """Of the page of what is not found, too."""
     return output.replace('role="dialog"', 'role="dialog" aria-label="Search"')
 
 

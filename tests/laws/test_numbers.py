@@ -180,6 +180,15 @@ def test_a_decision_has_equal_numbers_on_every_page_in_the_terminal_and_in_pytho
         for key in ("verdict", "participation", "reason", "patients", "margin"):
             assert table.loc[site, key] == one[key], (site, key)
         assert one["sentence"] in said[site] and one["sentence"] in pages["join.html"].get_text()
+    for k, table in enumerate(pages["join.html"].select(".slide .at")):
+        shown = {
+            row.th.get_text(): [number(cell.get_text()) for cell in row.select("td")]
+            for row in table.select("tbody tr")
+        }
+        of = {site: one["models"] for site, one in content["sites"].items()}
+        keys = ("own", "outside", "member", "treat all")
+        curves = {site: [1000 * models[key]["net_benefit_curve"][k] for key in keys] for site, models in of.items()}
+        assert shown == {site: pytest.approx(each, abs=0.51) for site, each in curves.items()} and k < 10
     averages = [triples(line, 2) for line in lines(content) if line.startswith("average")]
     ends = ("mean", "low", "high")
     of_all = [[1000 * content["averages"][key][end] for end in ends] for key in ("U", "J", "D")]

@@ -90,7 +90,7 @@ def test_an_option_that_a_setting_replaces_says_so_on_a_terminal(capsys, monkeyp
     assert not re.search("--(trainer|rule|selector|server-optimizer|after|tune)", said)
 
 
-def test_a_group_says_its_verbs_and_an_old_name_the_new_one(capsys, monkeypatch):
+def test_a_group_says_its_verbs_which_have_short_names_too(capsys, monkeypatch):
     code, out, _ = call(capsys, "job")
     assert code == 0 and [line.split()[:3] for line in out.splitlines()] == [
         ["fairflare", "job", "export"],
@@ -98,10 +98,8 @@ def test_a_group_says_its_verbs_and_an_old_name_the_new_one(capsys, monkeypatch)
     ]
     code, _, err = call(capsys, "data", "inti", "folder")
     assert code == 2 and err == "fairflare: fairflare data: unknown verb 'inti'; did you mean init?\n"
-    assert call(capsys, "list", "--json")[2] == "", "no word to a program"
     monkeypatch.setattr("sys.stderr.isatty", lambda: True)
-    assert call(capsys, "list", "--json")[2] == "fairflare list: is now fairflare study list\n"
-    assert call(capsys, "study", "list", "--json")[2] == ""
+    assert call(capsys, "list", "--json") == call(capsys, "study", "list", "--json")
 
 
 def test_tasks_on_own_data_have_no_number_of_sites(capsys):

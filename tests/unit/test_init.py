@@ -426,3 +426,16 @@ def test_each_layout_goes_from_init_over_preflight_and_a_run_to_predictions(layo
         assert all((tmp_path / "predicted" / row["mask"]).is_file() for row in rows)
     else:
         assert {row["class"] for row in rows} <= set(described["classes"])
+
+
+def test_all_unclear_columns_are_named_in_one_line(tmp_path, capsys):
+    rows = [(k, died := int(k % 3 == 0), died + 0.1 * (k % 2), 99999 if k % 20 == 0 else k % 7) for k in range(200)]
+    rows = [(*row, row[1] * 5 + k % 2) for k, row in enumerate(rows)]
+    text = "\n".join(",".join(map(str, row)) for row in [("pulse", "died", "score", "lactate", "ward"), *rows])
+    (tmp_path / "clinic.csv").write_text(text)
+    code, _, err = call(capsys, "data", "init", tmp_path, "--outcome", "died", "--yes")
+    assert code == 2 and err.count("\n") == 1 and not (tmp_path / "fairflare").exists()
+    for way in ("--leave-out score", "--leave-out ward", "--missing lactate=99999"):
+        assert way in err, err
+    ways = ("--leave-out", "score,ward", "--missing", "lactate=99999")
+    assert call(capsys, "init", tmp_path, "--label", "died", "--yes", *ways)[0] == 0

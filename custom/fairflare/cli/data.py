@@ -34,7 +34,7 @@ FEW = 3
 @click.argument("folder", type=options.PATH)
 @click.option("--kind", type=click.Choice([*FORMS]), help="What the data are, where it cannot be found out.")
 @options.listed("--classes", metavar="A,B,C", help="Names of the classes or structures, in order.")
-@options.listed_text("--label", metavar="LEVEL", help="The column or folder of the label; columns of several: A,B.")
+@options.listed_text("--label", "--outcome", metavar="LEVEL", help="The column or folder of the label; several: A,B.")
 @click.option("--site", default="", metavar=LEVEL, help="The column or folder of the site; none: all are one site.")
 @click.option("--patient", default="", metavar=LEVEL, help="That of the patient; none: each example is one.")
 @options.listed("--groups", metavar="A,B", help="Columns or DICOM headers by which patients are grouped.")
@@ -92,7 +92,7 @@ def init(
         return _propose(folder, mapping, dry_run, given)
     with Counter("looking at the data") as counter:
         from fairflare.import_data.detect import look
-        from fairflare.import_data.proposal import Choices, refuse
+        from fairflare.import_data.proposal import Choices, Unanswered
         from fairflare.import_data.several_rows import note_on
         from fairflare.import_data.write import contents, lines, refuse_existing, summary, write
 
@@ -102,7 +102,8 @@ def init(
             refuse_existing(root)
             if not yes and not asks:
                 raise UserError("init: expected --yes or --dry-run where nobody can be asked")
-        chosen = Choices(**_chosen(given), ask=partial(_ask, counter) if asks else refuse)
+        unanswered = Unanswered()
+        chosen = Choices(**_chosen(given), ask=partial(_ask, counter) if asks else unanswered)
         if mapping:
             from fairflare.import_data.patient_rows import checked, look_at_rows
 
@@ -112,6 +113,7 @@ def init(
             proposal = look(folder, chosen, counter.saw)
             notes = (*proposal.found.notes, *note_on(folder, proposal.found, chosen))
             proposal = replace(proposal, found=replace(proposal.found, notes=notes))
+        unanswered.refuse()
         files = contents(root, proposal.found, bool(proposal.links))
         files |= {"mapping.yaml": mapping.read_bytes()} if mapping else {}
     if as_json:

@@ -104,7 +104,7 @@ def join(
     for label, of in found.get("methods", {}).items():
         said += [f"{label} at {site}: {row['verdict']} ({_gain(row)})" for site, row in of["sites"].items()]
     if secure:
-        said.append("each hospital's answer lies at its site, in SITE.decision.json: fairflare join-sheet FILE")
+        said.append("each hospital's answer lies at its site, in SITE.decision.json: fairflare join sheet FILE")
     said.append(f"page: {folder / 'join.html'}")
     said += [f"sheets: {folder / 'sheets'}"] if (folder / "sheets").is_dir() else []
     return found, "\n".join(said)

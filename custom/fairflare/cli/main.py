@@ -57,8 +57,6 @@ VERBS = {
     for verb, _, command in (one.partition("=") for one in verbs.split())
 }
 """(group, verb) -> command."""
-NEW = {command: " ".join(words) for words, command in VERBS.items() if command not in DAILY.split()}
-"""Command -> what it is called now."""
 COMMANDS = {command: module for module, commands in MODULES.items() for command in commands.split()}
 """Command -> the module of this package that has it, which is imported when the command is asked for."""
 
@@ -108,7 +106,7 @@ class Commands(click.Group):
         return sorted({*COMMANDS, *plugins.modules_by_name(plugins.COMMANDS)})
 
     def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
-        """Also of a group's verb; on a terminal an old name is followed by the new one."""
+        """Also of a group's verb, which has a short name too."""
         group, verb = (*args, "", "")[:2]
         if old := VERBS.get((group, verb)) or (verb if group in ("study", "run") and verb in lab.COMMANDS else None):
             return f"{group} {verb}", self.get_command(ctx, old), args[2:]
@@ -126,8 +124,6 @@ class Commands(click.Group):
                 )
             click.echo("\n".join(f"fairflare {one} {words}" for one, words in self.rows(group)))
             ctx.exit()
-        if group in NEW and at_terminal():
-            click.echo(f"fairflare {group}: is now fairflare {NEW[group]}", err=True)
         return super().resolve_command(ctx, args)
 
     def rows(self, group: str) -> list[tuple[str, str]]:

@@ -42,8 +42,25 @@ Ask = Callable[[str, Sequence[Reading]], int]
 
 def refuse(what: str, readings: Sequence[Reading]) -> int:
     """Raise UserError with all readings and what decides for each, as nobody is there to choose."""
-    ways = "; or ".join(f"{one.words} ({one.flags})" for one in readings)
-    raise UserError(f"init: {what}: either {ways}")
+    raise UserError(f"init: {_either(what, readings)}")
+
+
+def _either(what: str, readings: Sequence[Reading]) -> str:
+    return f"{what}: either {'; or '.join(f'{one.words} ({one.flags})' for one in readings)}"
+
+
+class Unanswered(list[str]):
+    """``refuse`` that keeps what is unclear about single columns, so that one line can name all of it."""
+
+    def __call__(self, what: str, readings: Sequence[Reading]) -> int:
+        if not readings[0].flags.startswith(("--keep", "--missing")):
+            refuse(what, readings)
+        self.append(_either(what, readings))
+        return 1  # a leak is left out and a code stays a number: neither makes a further question
+
+    def refuse(self) -> None:
+        if self:
+            raise UserError(f"init: {'. '.join(self)}")
 
 
 SPLITS = ("training", "validation", "testing")

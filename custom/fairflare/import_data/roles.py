@@ -311,8 +311,8 @@ class People:
                 ]
                 if not chosen.ask(f"{one.column} repeats ({'; '.join(one.reasons)})", readings):
                     return one.column
-        text = "{} numbers stays, and nothing says the patient: who has two may lie in two splits"
-        self.notes += [text.format(one.column) for one in stays[:1]]
+        text = "{} numbers stays, and nothing says the patient: who has two may lie in two splits ({} joins them)"
+        self.notes += [text.format(one.column, flag("patient", one.column)) for one in stays[:1]]
         return ""
 
 

@@ -68,9 +68,9 @@ def page(root: Path, found: Found) -> str:
     more = f"<p>and {len(shown) - MOST_ROWS} more</p>" if len(shown) > MOST_ROWS else ""
     return (
         "<!doctype html><html lang=en><meta charset=utf-8><meta name=viewport content='width=device-width'>"
-        f"<title>Examples</title><style>{STYLE}</style><h1>Three examples of every class at every site</h1>"
+        f"<title>Examples</title><style>{STYLE}</style><main><h1>Three examples of every class at every site</h1>"
         f"<p>{escape(found.layout)}. This page stays with the data and is never sent.</p><div class=wide tabindex=0>"
-        f"<table><tr><th>site</th><th>class</th><th>examples</th></tr>{''.join(rows)}</table></div>{more}</html>\n"
+        f"<table><tr><th>site</th><th>class</th><th>examples</th></tr>{''.join(rows)}</table></div>{more}</main></html>\n"
     )
 
 

@@ -154,7 +154,7 @@ def group_section(trail: Trail, config: Json, about: Json) -> Json | None:
     names = list(dict.fromkeys([*(about.get("groups") or ()), *(name for cells in sent.values() for name in cells)]))
     found = pooled(sent)
     values = {name: found[name]["value"] for name in names if name in found}
-    lowest, value = worst(values)
+    lowest, value = worst(values) if len(finite(values)) > 1 else (None, None)  # one group is not the lowest of several
     total = sum(cell["n"] for cell in found.values())
     keys, classes = [key.strip() for key in by.split("+")], about.get("classes") or []
     return {
