@@ -80,7 +80,7 @@ NUMBER, COMMA = re.compile(r"[-+]?\d+(\.\d+)?"), re.compile(r"[-+]?\d+,\d+")
 UNIT = re.compile(
     r"([-+]?\d+(?:\.\d+)?) *(%|°[CF]|mmHg|[µumkcdn]?(?:g|l|L|m|mol|U|IU)(?:/\w+)?|years?|days?|Jahre|Tage|ans)"
 )
-PLAIN = "0123456789.+-eE\n"
+PLAIN = b"0123456789.+-eE\n"
 """Characters of a column of numbers that have neither a comma nor a unit, with line ends between them."""
 SPACED = re.compile(r"[-+]?\d{1,3}(?:[\s']\d{3})+(?:[.,]\d+)?")
 EARLIEST = 3653
@@ -121,6 +121,7 @@ def rows_of(root: Path, paths: Sequence[Path], chosen: Choices) -> pd.DataFrame:
     named = _named(base, paths)
     found: list[pd.DataFrame] = []
     notes: list[str] = []
+    odd_names: set[str] = set()
     given = dict(_pair(text) for text in chosen.rename)
     unseen = {*given}
     for path, (site, split) in zip(paths, named, strict=True):
@@ -151,14 +152,17 @@ def rows_of(root: Path, paths: Sequence[Path], chosen: Choices) -> pd.DataFrame:
                 raise UserError(f"init: {path.name}: {text}{ways}; {join_advice(root, paths, chosen)}")
         home = path.parent.relative_to(base).as_posix()
         notes += said
-        table = _cleaned(columns, path.name, chosen.missing, notes)
+        table, no_numbers = _cleaned(columns, path.name, chosen.missing, notes)
+        odd_names |= no_numbers
         found.append(table.assign(**{HOME: home, SITE: site, SPLIT: split, NAME_OF_FILE: path.stem}))
     if not found:
         raise UserError(f"init: {paths[0].name}: expected rows, got none")
     for name in sorted(unseen):
         check_column("rename", name, [name for name in found[0] if not name.startswith("@")])
-    whole = pd.concat(found, ignore_index=True).fillna("") if found[1:] else found[0].reset_index(drop=True)
-    _rewrite(whole, [name for name in whole.columns if not name.startswith("@")], notes)
+    whole = pd.concat(found, ignore_index=True)
+    if any(len(table.columns) < len(whole.columns) for table in found):
+        whole = whole.fillna("")
+    _rewrite(whole, [name for name in whole.columns if name in odd_names], notes)
     whole.attrs["notes"] = tuple(notes)
     return whole
 
@@ -176,12 +180,19 @@ def _alike(*columns: Any) -> bool:
     return len({cells.share(~np.isnan(cells.numbers)) >= read.MOSTLY for cells in of if not cells.empty.all()}) == 1
 
 
-def _cleaned(columns: dict[str, list[str]], file: str, missing: Sequence[str], notes: list[str]) -> pd.DataFrame:
-    """The rows of a table, "" where a cell says nothing or is ``missing``; takes the ``columns`` out one by one."""
-    gaps = {ZEROS.sub("", cell) for cell in missing}
+def _cleaned(
+    columns: dict[str, list[str]], file: str, missing: Sequence[str], notes: list[str]
+) -> tuple[pd.DataFrame, set[str]]:
+    """The rows of a table, "" where a cell says nothing or is ``missing``, and columns of which some are no numbers.
+
+    Takes the ``columns`` out one by one.
+    """
+    gaps, odd = {ZEROS.sub("", cell) for cell in missing}, set[str]()
 
     def clean(name: str, column: Sequence[str]) -> Any:
-        if not gaps and _is_plain(name, column) and "." not in column:  # no cell needs a look
+        if not _is_plain(name, column):
+            odd.add(name)
+        elif not gaps and "." not in column:  # no cell needs a look
             return np.array(column, dtype=object)
         found = Cells.of(column)
         for k in range(len(found.texts)) if gaps else np.flatnonzero(~np.isfinite(found.numbers)):
@@ -195,12 +206,13 @@ def _cleaned(columns: dict[str, list[str]], file: str, missing: Sequence[str], n
         cells = some([cell for cell in table.iloc[0] if cell][:4])
         notes.append(f"{file}: the second line ({cells} ...) holds units or further names, and is no patient")
         table = table.iloc[1:]
-    return table
+    return table, odd
 
 
 def _is_plain(name: str, cells: Iterable[str]) -> bool:
     """Whether cells are numbers as Python writes them, and the name is none of a date: nothing is to be rewritten."""
-    return not "\n".join(cells).strip(PLAIN) and not {*name_words(name)} & {*WORDS["column_date"]}
+    odd = "\n".join(cells).encode(errors="replace").translate(None, PLAIN)
+    return not odd and not {*name_words(name)} & {*WORDS["column_date"]}
 
 
 def _rewrite(table: pd.DataFrame, names: Sequence[str], notes: list[str]) -> None:
@@ -226,8 +238,9 @@ def read_again(
     notes: list[str] = []
     wanted = list(dict.fromkeys((*outcome, *inputs.columns, *inputs.known)))
     columns = _named_as(read_columns(path), wanted, path.name, notes)
-    table = _cleaned(columns, path.name, (), notes).reset_index(drop=True)
-    levels = {name: {*inputs.known.get(name, ()), ""} for name in wanted if name in table}
+    table, odd = _cleaned(columns, path.name, (), notes)
+    table = table.reset_index(drop=True)
+    levels = {name: {*inputs.known.get(name, ()), ""} for name in wanted if name in odd}
     _rewrite(table, [name for name, own in levels.items() if not {*table[name]} <= own], notes)
     for one in (one for one in inputs.numbers if {*one.columns} <= {*table.columns}):
         for name in one.columns if one.since else ():
@@ -334,15 +347,15 @@ def examples_in_tables(files: Files, paths: Sequence[Path], chosen: Choices) -> 
 def _holds_units(table: pd.DataFrame) -> bool:
     """Whether the first row holds words where all others hold numbers, as a row of units or a second header does."""
     first, rest = table.iloc[0], table.iloc[1 : ROWS + 1]
-    odd = [name for name in table.columns if first[name]]
-    odd = [name for name in odd if np.isnan(pd.to_numeric(first[name], errors="coerce"))]
-    numbers = [name for name in table.columns if pd.to_numeric(rest[name], errors="coerce").notna().mean() > UNIQUE]
-    return (
-        len(rest) >= LEAST
-        and len(numbers) > 1
-        and 2 * len({*odd} & {*numbers}) > len(numbers)
-        and not any(first[name] and name not in odd for name in numbers)
-    )
+    odd = {*first.index[(first != "") & pd.to_numeric(first, errors="coerce").isna()]}
+
+    def is_number(name: str) -> bool:
+        return bool(pd.to_numeric(rest[name], errors="coerce").notna().mean() > UNIQUE)
+
+    if len(rest) < LEAST or any(map(is_number, (name for name in table.columns if first[name] and name not in odd))):
+        return False
+    numbers = [*filter(is_number, table.columns)]
+    return len(numbers) > 1 and 2 * len(odd & {*numbers}) > len(numbers)
 
 
 def _of_rows(files: Files, paths: Sequence[Path], table: pd.DataFrame, chosen: Choices) -> Found:
