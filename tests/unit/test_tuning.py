@@ -225,6 +225,44 @@ def test_a_weighted_average_of_adapters_is_that_of_the_effective_updates(method,
         assert np.abs(expected).max() > 1e-4
 
 
+def test_fedheal_averages_what_it_keeps_of_the_effective_updates(tmp_path):
+    """By NumPy over three rounds: masks from the signs of B, distances and averages of what is left of B A."""
+    tau, beta = 0.6, 0.4
+    values = {"tune": "lora", "robust": "off", "tune_rank": 3, "tau": tau, "beta": beta}
+    model, parts, answers, entries = watched("fedheal", tmp_path, values, rounds=3)
+    layers = {f"{n}.lora_B.default.weight": m.lora_A for n, m in parts.network.named_modules() if hasattr(m, "lora_A")}
+    rows = {key: a["default"].weight.double().numpy() for key, a in layers.items()}
+    sites = sorted({one.site for one in answers})
+    n = {one.site: one.n_examples for one in answers}
+    p = {site: n[site] / sum(n.values()) for site in sites}
+    dp, moved, dropped = dict.fromkeys(sites, 0.0), dict.fromkeys(rows, 0.0), 0
+    ups = {site: {key: np.zeros(value.shape) for key, value in answers[0].update.items()} for site in sites}
+    for t, entry in enumerate(entries, 1):
+        sent = {one.site: one.update for one in answers[(t - 1) * len(sites) : t * len(sites)]}
+        kept, effective = {}, {}
+        for site in sites:
+            for key, value in sent[site].items():
+                u = value.double().numpy()
+                ups[site][key] += u >= 0
+                share = ups[site][key] / t
+                kept[site, key] = np.where(u >= 0, share, 1 - share) >= tau
+                effective[site, key] = (kept[site, key] * u) @ rows.get(key, np.eye(u.shape[-1]))
+                dropped += (~kept[site, key]).sum() if key in rows else 0
+        far = {site: sum((effective[site, key] ** 2).sum() for key in sent[site]) for site in sites}
+        dp = {site: (1 - beta) * dp[site] + beta * far[site] / sum(far.values()) for site in sites}
+        p = {site: p[site] + dp[site] for site in sites}
+        p = {site: value / sum(p.values()) for site, value in p.items()}
+        assert entry["weights"] == pytest.approx(p, abs=1e-6)
+        for key, a in rows.items():  # the share that counts differs by entries of B: those of B A share theirs
+            mass = sum(p[site] * kept[site, key] for site in sites)
+            step = sum(p[site] * kept[site, key] * sent[site][key].double().numpy() for site in sites)
+            moved[key] += np.divide(step, mass, out=np.zeros_like(step), where=mass > 0) @ a
+    assert rows and dropped
+    for key, a in rows.items():
+        np.testing.assert_allclose(model[key].double().numpy() @ a, moved[key], atol=1e-6)
+        assert np.abs(moved[key]).max() > 1e-4
+
+
 @pytest.mark.parametrize("tune", TUNES)
 @pytest.mark.parametrize("method", HOUSE)
 def test_a_reply_has_the_trainable_entries_and_no_other(method, tune, tmp_path):
