@@ -81,8 +81,13 @@ class Predictors:
     @property
     def options(self) -> dict[str, str]:
         """The task's options ``features`` and ``columns``."""
-        line = pd.DataFrame([self.features]).to_csv(header=False, index=False, lineterminator="\n").rstrip("\n")
-        return {"features": line, **({"columns": json.dumps(self.specs, ensure_ascii=False)} if self.specs else {})}
+        specs = {"columns": json.dumps(self.specs, ensure_ascii=False)} if self.specs else {}
+        return {"features": in_line(self.features), **specs}
+
+
+def in_line(names: Sequence[str]) -> str:
+    """``names`` as an option has them: separated by commas, one with a comma in double quotes."""
+    return pd.DataFrame([names]).to_csv(header=False, index=False, lineterminator="\n").rstrip("\n")
 
 
 def predictors(

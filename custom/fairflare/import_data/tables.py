@@ -137,7 +137,7 @@ def rows_of(root: Path, paths: Sequence[Path], chosen: Choices) -> pd.DataFrame:
         columns = {own.get(name, name): cells for name, cells in columns.items()}
         if found:
             names = [name for name in found[0] if not name.startswith("@")]
-            columns = _named_as(columns, names, path.name, notes)
+            columns = _named_as(columns, names, path.name, notes, {})
             lacks, more = (
                 [name for name in one if name not in (*other, *chosen.leave_out)]
                 for one, other in ((names, columns), (columns, names))
@@ -237,10 +237,10 @@ def read_again(
     """
     notes: list[str] = []
     wanted = list(dict.fromkeys((*outcome, *inputs.columns, *inputs.known)))
-    columns = _named_as(read_columns(path), wanted, path.name, notes)
-    table, odd = _cleaned(columns, path.name, (), notes)
+    columns = _named_as(read_columns(path), wanted, path.name, notes, inputs.renamed)
+    table, no_numbers = _cleaned(columns, path.name, (), notes)
     table = table.reset_index(drop=True)
-    levels = {name: {*inputs.known.get(name, ()), ""} for name in wanted if name in odd}
+    levels = {name: {*inputs.known.get(name, ()), ""} for name in wanted if name in no_numbers}
     _rewrite(table, [name for name, own in levels.items() if not {*table[name]} <= own], notes)
     for one in (one for one in inputs.numbers if {*one.columns} <= {*table.columns}):
         for name in one.columns if one.since else ():
@@ -260,9 +260,12 @@ def read_again(
     return table, notes
 
 
-def _named_as(columns: dict[str, list[str]], names: Sequence[str], file: str, notes: list[str]) -> dict[str, list[str]]:
-    """``columns`` with the ``names`` of another table's where only case, spaces and signs differ."""
+def _named_as(
+    columns: dict[str, list[str]], names: Sequence[str], file: str, notes: list[str], renamed: Mapping[str, str]
+) -> dict[str, list[str]]:
+    """``columns`` with the ``names`` of another table's, by ``renamed`` or where only case, spaces and signs differ."""
     others = {bare(name): name for name in names if name not in columns}
+    others |= {bare(own): name for own, name in renamed.items() if name in others.values()}
     read = {name: others[bare(name)] for name in columns if name not in names and bare(name) in others}
     notes += [f"{file}: {some([*read], 3)} are read as {some([*read.values()], 3)}"] if read else []
     return {read.get(name, name): cells for name, cells in columns.items()}
@@ -760,6 +763,7 @@ def _with_rows(
         labels: of the examples.
         more: further columns that are written.
     """
+    renamed = {"renamed": read.in_line(chosen.rename)} if chosen.rename else {}
     copies, taken, own = _copies(kept, role, chosen), [*spent, *role.taken], kept[list(columns)]
     about = groups_of(own, taken, chosen.groups)
     found = read.predictors(own, levels, taken, rows_of_sites(role.sites), chosen, role.people)
@@ -772,7 +776,7 @@ def _with_rows(
     return replace(
         made,
         examples=as_examples(role.sites, [""] * len(kept), labels, splits, patients, about, rows),
-        options={**made.options, **found.options},
+        options={**made.options, **found.options, **renamed},
         patients=f"column {role.patient}" if role.patient else "",
         reading=(*site, *role.people.evidence_of, *codes),
         notes=(
