@@ -85,12 +85,12 @@ def names_of(text: str, key: str = "features") -> list[str]:
     return names
 
 
-def renamed_of(text: str) -> dict[str, str]:
+def renamed_of(text: str, key: str = "renamed") -> dict[str, str]:
     """The option ``renamed``: column of some tables -> its name in the others; UserError for anything else."""
-    pairs = {one: one.partition("=") for one in names_of(text, "renamed")}
-    odd = next((one for one, (theirs, _, ours) in pairs.items() if not (theirs and ours)), None)
-    expected("renamed", odd is None, "THEIRS=OURS, separated by commas", odd)
-    return {theirs: ours for theirs, _, ours in pairs.values()}
+    pairs = [one.partition("=") for one in names_of(text, key)]
+    odd = next(("".join(pair) for pair in pairs if not (pair[0] and pair[2])), None)
+    expected(key, odd is None, "THEIRS=OURS", odd)
+    return {theirs: ours for theirs, _, ours in pairs}
 
 
 def read_columns(text: str, names: Sequence[str]) -> dict[str, Column]:

@@ -87,7 +87,7 @@ class Predictors:
 
 def in_line(names: Sequence[str]) -> str:
     """``names`` as an option has them: separated by commas, one with a comma in double quotes."""
-    return pd.DataFrame([names]).to_csv(header=False, index=False, lineterminator="\n").rstrip("\n")
+    return pd.DataFrame([[*names]]).to_csv(header=False, index=False, lineterminator="\n").rstrip("\n")
 
 
 def predictors(

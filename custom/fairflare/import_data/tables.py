@@ -25,6 +25,7 @@ from fairflare.data.readers import geometry
 from fairflare.data.readers.geometry import stem
 from fairflare.data.readers.table_features import EXCEL, gaps_of, iso_date
 from fairflare.data.readers.tables import SUFFIXES, read_columns, read_table
+from fairflare.data.table_columns import renamed_of
 from fairflare.import_data import columns as read
 from fairflare.import_data.cells import Cells, Row, rows_of_sites
 from fairflare.import_data.folders import NAME, PATIENT_HEADERS, images_in_folders, level_table, patients_of
@@ -122,7 +123,7 @@ def rows_of(root: Path, paths: Sequence[Path], chosen: Choices) -> pd.DataFrame:
     found: list[pd.DataFrame] = []
     notes: list[str] = []
     odd_names: set[str] = set()
-    given = dict(_pair(text) for text in chosen.rename)
+    given = renamed_of(read.in_line(chosen.rename), "--rename")
     unseen = {*given}
     for path, (site, split) in zip(paths, named, strict=True):
         try:
@@ -165,13 +166,6 @@ def rows_of(root: Path, paths: Sequence[Path], chosen: Choices) -> pd.DataFrame:
     _rewrite(whole, [name for name in whole.columns if name in odd_names], notes)
     whole.attrs["notes"] = tuple(notes)
     return whole
-
-
-def _pair(text: str) -> tuple[str, str]:
-    own, sign, other = text.partition("=")
-    if not (own and sign and other):
-        raise UserError(f"--rename: expected THEIRS=OURS, got {shown(text)}")
-    return own, other
 
 
 def _alike(*columns: Any) -> bool:
