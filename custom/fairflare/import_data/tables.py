@@ -25,7 +25,6 @@ from fairflare.data.readers import geometry
 from fairflare.data.readers.geometry import stem
 from fairflare.data.readers.table_features import EXCEL, gaps_of, iso_date
 from fairflare.data.readers.tables import SUFFIXES, read_columns, read_table
-from fairflare.data.table_columns import renamed_of
 from fairflare.import_data import columns as read
 from fairflare.import_data.cells import Cells, Row, rows_of_sites
 from fairflare.import_data.folders import NAME, PATIENT_HEADERS, images_in_folders, level_table, patients_of
@@ -123,7 +122,11 @@ def rows_of(root: Path, paths: Sequence[Path], chosen: Choices) -> pd.DataFrame:
     found: list[pd.DataFrame] = []
     notes: list[str] = []
     odd_names: set[str] = set()
-    given = renamed_of(read.in_line(chosen.rename), "--rename")
+    given: dict[str, str] = {}
+    if chosen.rename:
+        from fairflare.data.table_columns import renamed_of  # imports torch
+
+        given = renamed_of(read.in_line(chosen.rename), "--rename")
     unseen = {*given}
     for path, (site, split) in zip(paths, named, strict=True):
         try:
