@@ -4,6 +4,8 @@
 import json
 from pathlib import Path
 
+import numpy as np
+import pandas as pd
 import pytest
 
 from fairflare.cli.main import main
@@ -41,6 +43,19 @@ def test_adapters_on_a_given_body_agree_with_one_process_bit_for_bit(tmp_path):
         for one in json.loads(line).get("bytes", {}).values()
     ]
     assert bytes_up and max(bytes_up) < (tmp_path / "body" / "model.safetensors").stat().st_size / 2
+
+
+def test_a_table_of_1280_features_trains_in_a_job_as_in_one_process(tmp_path):
+    rng, names = np.random.default_rng(0), [f"f{k}" for k in range(1280)]
+    for site in ("north", "south"):
+        rows = pd.DataFrame(rng.normal(size=(60, 1280)).round(3), columns=names)
+        rows.assign(died=np.where(rows["f0"] > 0, "yes", "no")).to_csv(tmp_path / f"{site}.csv", index=False)
+    call("init", tmp_path, "--label", "died", "--keep", "f0", "--yes")
+    own = ("--data", tmp_path, "--rounds", "1", "--no-solo")
+    for env in ("local", "sim"):
+        call("run", "fedavg", *own, "--env", env, "--out", tmp_path / env)
+    here, flare = (read_model(tmp_path / env / "model.safetensors") for env in ("local", "sim"))
+    assert model_hash(here) == model_hash(flare) and any(1280 in value.shape for value in here.values())
 
 
 @pytest.mark.parametrize("body", ["job", "site"])

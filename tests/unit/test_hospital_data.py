@@ -591,9 +591,10 @@ def test_a_table_as_the_hospital_has_it_is_predicted_and_evaluated_as_init_reads
             own["crp"], own["sodium"] = crp, [*own["sodium"][:-1], "hemolysed"]
             own["died"] = own["died"].map({0: "nein", 1: "ja"})
             own["operated"] = own["operated"].map(lambda day: f"{day:%d/%m/%Y}")
-            own = own.rename(columns={"crp": "CRP", "age": "Age "})
+            own = own.rename(columns={"crp": "CRP", "age": "Age ", "sodium": "Natrium", "died": "Gestorben"})
         own.to_csv(tmp_path / f"{site}.csv", index=False)
-    code, out, err = call(capsys, "init", tmp_path, "--label", "died", "--since", "admitted", "--yes")
+    how = ("--rename", "Natrium=sodium,Gestorben=died", "--since", "admitted", "--yes")
+    code, out, err = call(capsys, "init", tmp_path, "--label", "died", *how)
     assert code == 0, err
     run = tmp_path / "run"
     code, _, err = call(capsys, "run", "fedavg", "--data", tmp_path, "--rounds", "1", "--workers", "1", "--out", run)
@@ -612,7 +613,8 @@ def test_a_table_as_the_hospital_has_it_is_predicted_and_evaluated_as_init_reads
         answers.append((np.sort(risks), {key: one["value"] for key, one in content.items()}))
         said = " ".join((text + more + err).split())
     assert np.array_equal(answers[0][0], answers[1][0]) and answers[0][1] == pytest.approx(answers[1][1])
-    for part in ("Age, CRP are read as age, crp", "nein, ja are read as 0, 1", "is read as", "1 cells are no numbers"):
+    names = "Age, CRP, Natrium and 1 more are read as age, crp, sodium and 1 more"
+    for part in (names, "nein, ja are read as 0, 1", "is read as", "1 cells are no numbers"):
         assert part in said, said
 
 

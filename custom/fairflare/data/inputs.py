@@ -151,6 +151,7 @@ class TableInputs:
         attributes: columns -> sensitive attribute -> N values, "" where unknown.
         fixed: constants that every site scales by; None: each by its own training rows.
         vectors: an encoder's features that belong to rows; None: there are none.
+        renamed: column of some tables -> its name here.
     """
 
     numbers: tuple[Feature, ...]
@@ -160,6 +161,7 @@ class TableInputs:
     attributes: Callable[[Columns], Mapping[str, Sequence[str]]] = lambda columns: {}
     fixed: Scaling | None = None
     vectors: Vectors | None = None
+    renamed: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def columns(self) -> tuple[str, ...]:

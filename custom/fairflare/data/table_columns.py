@@ -73,16 +73,24 @@ class Column:
 Known = Mapping[str, Column]
 
 
-def names_of(features: str) -> list[str]:
-    """The columns of the option ``features``; a name with a comma stands in double quotes."""
+def names_of(text: str, key: str = "features") -> list[str]:
+    """The names of the option ``key``; one with a comma stands in double quotes."""
     try:
-        rows = list(csv.reader([features], skipinitialspace=True, strict=True)) if features.strip() else [[]]
+        rows = list(csv.reader([text], skipinitialspace=True, strict=True)) if text.strip() else [[]]
     except csv.Error:
-        raise UserError(f"features: expected names separated by commas, got {shown(features)}") from None
+        raise UserError(f"{key}: expected names separated by commas, got {shown(text)}") from None
     names = [name.strip() for name in rows[0] if name.strip()]
     twice = next((name for k, name in enumerate(names) if name in names[:k]), None) if len(names) < 1000 else None
-    expected("features", twice is None and len(set(names)) == len(names), "different names", twice or "the same twice")
+    expected(key, twice is None and len(set(names)) == len(names), "different names", twice or "the same twice")
     return names
+
+
+def renamed_of(text: str, key: str = "renamed") -> dict[str, str]:
+    """The option ``renamed``: column of some tables -> its name in the others; UserError for anything else."""
+    pairs = [one.partition("=") for one in names_of(text, key)]
+    odd = next(("".join(pair) for pair in pairs if not (pair[0] and pair[2])), None)
+    expected(key, odd is None, "THEIRS=OURS", odd)
+    return {theirs: ours for theirs, _, ours in pairs}
 
 
 def read_columns(text: str, names: Sequence[str]) -> dict[str, Column]:

@@ -36,7 +36,7 @@ class Cells:
     @cached_property
     def numbers(self) -> np.ndarray:
         """float64 (K,), nan where a text is no number."""
-        return np.asarray(pd.to_numeric(pd.Series(self.texts, dtype=object), errors="coerce"), dtype=np.float64)
+        return np.asarray(pd.to_numeric(self.texts, errors="coerce"), dtype=np.float64)
 
     @cached_property
     def empty(self) -> np.ndarray:

@@ -38,8 +38,8 @@ FEWEST = 8
 MOST = 1e30
 CODES = (-9.0, -99.0, -999.0, -1.0, 99.0, 999.0, 9999.0, 99999.0)
 """Numbers that often stand for a missing one."""
-FEW = 6
-"""Different numbers up to which 9 is such a number, too."""
+NINE, FEW = 9.0, 6
+"""Such a number, too, among so many different ones at most."""
 LEAST_CODES, SPREADS = 2, 1.0
 """Fewest cells with a code; widths of the other numbers that it lies beyond."""
 OLDEST = 120
@@ -81,8 +81,13 @@ class Predictors:
     @property
     def options(self) -> dict[str, str]:
         """The task's options ``features`` and ``columns``."""
-        line = pd.DataFrame([self.features]).to_csv(header=False, index=False, lineterminator="\n").rstrip("\n")
-        return {"features": line, **({"columns": json.dumps(self.specs, ensure_ascii=False)} if self.specs else {})}
+        specs = {"columns": json.dumps(self.specs, ensure_ascii=False)} if self.specs else {}
+        return {"features": in_line(self.features), **specs}
+
+
+def in_line(names: Sequence[str]) -> str:
+    """``names`` as an option has them: separated by commas, one with a comma in double quotes."""
+    return pd.DataFrame([[*names]]).to_csv(header=False, index=False, lineterminator="\n").rstrip("\n")
 
 
 def predictors(
@@ -289,9 +294,9 @@ def checked_numbers(name: str, numbers: np.ndarray, sites: Sites, chosen: Choice
     odd = known[(known < 0) | (known > OLDEST)] if naming.bare(name) in naming.AGE else known[:0]
     if len(odd):
         _ask_missing(name, f"{len(odd)} cells such as {odd[0]:g} are no years of age", pd.unique(odd), chosen)
-    for code in CODES if len(pd.unique(known)) > FEW else (9.0, *CODES):
+    for code in (NINE, *CODES):
         hits = int((known == code).sum())
-        if hits < LEAST_CODES or len(known) - hits < LEAST_ROWS:
+        if hits < LEAST_CODES or len(known) - hits < LEAST_ROWS or (code == NINE and len(pd.unique(known)) > FEW):
             continue
         rest = known[known != code]
         low, high = pd.Series(rest).quantile([0.01, 0.99])
@@ -318,7 +323,8 @@ def unit_notes(name: str, numbers: np.ndarray, sites: Sites) -> list[str]:
         return []
     if mixed := next((text for site, part in own if (text := _two_units(part, site))), ""):
         return [f"{name}: {mixed}"]
-    low, middle, high = np.array([np.quantile(part, (0.1, 0.5, 0.9)) for _, part in own]).T.tolist()
+    shares = (0.1, 0.5, 0.9)
+    low, middle, high = np.array([np.interp(shares, np.linspace(0, 1, len(part)), part) for _, part in own]).T.tolist()
     if not (max(low) > min(high) or max(middle) > TIMES * min(middle) > 0):
         return []
     least, most = (own[middle.index(end(middle))][0] for end in (min, max))
@@ -389,7 +395,9 @@ def _alone(found: Predictors, labels: pd.Series, chosen: Choices) -> dict[str, f
         kind = spec["kind"]
         area = _area(cells.empty, cells, hits) if cells.empty.any() else 0.0
         if kind == "number":
-            values = np.where(np.isnan(cells.numbers), np.nanmedian(cells.numbers[cells.codes]), cells.numbers)
+            values = cells.numbers
+            if cells.empty.any():
+                values = np.where(cells.empty, np.nanmedian(values[cells.codes]), values)
             area = max(area, _area(values, cells, hits))
         elif kind == "days":
             days = pd.to_datetime(pd.Series(cells.texts, dtype=object), errors="coerce", format="ISO8601")

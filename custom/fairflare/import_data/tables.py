@@ -80,7 +80,7 @@ NUMBER, COMMA = re.compile(r"[-+]?\d+(\.\d+)?"), re.compile(r"[-+]?\d+,\d+")
 UNIT = re.compile(
     r"([-+]?\d+(?:\.\d+)?) *(%|°[CF]|mmHg|[µumkcdn]?(?:g|l|L|m|mol|U|IU)(?:/\w+)?|years?|days?|Jahre|Tage|ans)"
 )
-PLAIN = "0123456789.+-eE\n"
+PLAIN = b"0123456789.+-eE\n"
 """Characters of a column of numbers that have neither a comma nor a unit, with line ends between them."""
 SPACED = re.compile(r"[-+]?\d{1,3}(?:[\s']\d{3})+(?:[.,]\d+)?")
 EARLIEST = 3653
@@ -121,7 +121,12 @@ def rows_of(root: Path, paths: Sequence[Path], chosen: Choices) -> pd.DataFrame:
     named = _named(base, paths)
     found: list[pd.DataFrame] = []
     notes: list[str] = []
-    given = dict(_pair(text) for text in chosen.rename)
+    odd_names: set[str] = set()
+    given: dict[str, str] = {}
+    if chosen.rename:
+        from fairflare.data.table_columns import renamed_of  # imports torch
+
+        given = renamed_of(read.in_line(chosen.rename), "--rename")
     unseen = {*given}
     for path, (site, split) in zip(paths, named, strict=True):
         try:
@@ -136,7 +141,7 @@ def rows_of(root: Path, paths: Sequence[Path], chosen: Choices) -> pd.DataFrame:
         columns = {own.get(name, name): cells for name, cells in columns.items()}
         if found:
             names = [name for name in found[0] if not name.startswith("@")]
-            columns = _named_as(columns, names, path.name, notes)
+            columns = _named_as(columns, names, path.name, notes, {})
             lacks, more = (
                 [name for name in one if name not in (*other, *chosen.leave_out)]
                 for one, other in ((names, columns), (columns, names))
@@ -151,23 +156,19 @@ def rows_of(root: Path, paths: Sequence[Path], chosen: Choices) -> pd.DataFrame:
                 raise UserError(f"init: {path.name}: {text}{ways}; {join_advice(root, paths, chosen)}")
         home = path.parent.relative_to(base).as_posix()
         notes += said
-        table = _cleaned(columns, path.name, chosen.missing, notes)
+        table, no_numbers = _cleaned(columns, path.name, chosen.missing, notes)
+        odd_names |= no_numbers
         found.append(table.assign(**{HOME: home, SITE: site, SPLIT: split, NAME_OF_FILE: path.stem}))
     if not found:
         raise UserError(f"init: {paths[0].name}: expected rows, got none")
     for name in sorted(unseen):
         check_column("rename", name, [name for name in found[0] if not name.startswith("@")])
-    whole = pd.concat(found, ignore_index=True).fillna("") if found[1:] else found[0].reset_index(drop=True)
-    _rewrite(whole, [name for name in whole.columns if not name.startswith("@")], notes)
+    whole = pd.concat(found, ignore_index=True)
+    if any(len(table.columns) < len(whole.columns) for table in found):
+        whole = whole.fillna("")
+    _rewrite(whole, [name for name in whole.columns if name in odd_names], notes)
     whole.attrs["notes"] = tuple(notes)
     return whole
-
-
-def _pair(text: str) -> tuple[str, str]:
-    own, sign, other = text.partition("=")
-    if not (own and sign and other):
-        raise UserError(f"--rename: expected THEIRS=OURS, got {shown(text)}")
-    return own, other
 
 
 def _alike(*columns: Any) -> bool:
@@ -176,12 +177,19 @@ def _alike(*columns: Any) -> bool:
     return len({cells.share(~np.isnan(cells.numbers)) >= read.MOSTLY for cells in of if not cells.empty.all()}) == 1
 
 
-def _cleaned(columns: dict[str, list[str]], file: str, missing: Sequence[str], notes: list[str]) -> pd.DataFrame:
-    """The rows of a table, "" where a cell says nothing or is ``missing``; takes the ``columns`` out one by one."""
-    gaps = {ZEROS.sub("", cell) for cell in missing}
+def _cleaned(
+    columns: dict[str, list[str]], file: str, missing: Sequence[str], notes: list[str]
+) -> tuple[pd.DataFrame, set[str]]:
+    """The rows of a table, "" where a cell says nothing or is ``missing``, and columns of which some are no numbers.
+
+    Takes the ``columns`` out one by one.
+    """
+    gaps, odd = {ZEROS.sub("", cell) for cell in missing}, set[str]()
 
     def clean(name: str, column: Sequence[str]) -> Any:
-        if not gaps and _is_plain(name, column) and "." not in column:  # no cell needs a look
+        if not _is_plain(name, column):
+            odd.add(name)
+        elif not gaps and "." not in column:  # no cell needs a look
             return np.array(column, dtype=object)
         found = Cells.of(column)
         for k in range(len(found.texts)) if gaps else np.flatnonzero(~np.isfinite(found.numbers)):
@@ -195,12 +203,13 @@ def _cleaned(columns: dict[str, list[str]], file: str, missing: Sequence[str], n
         cells = some([cell for cell in table.iloc[0] if cell][:4])
         notes.append(f"{file}: the second line ({cells} ...) holds units or further names, and is no patient")
         table = table.iloc[1:]
-    return table
+    return table, odd
 
 
 def _is_plain(name: str, cells: Iterable[str]) -> bool:
     """Whether cells are numbers as Python writes them, and the name is none of a date: nothing is to be rewritten."""
-    return not "\n".join(cells).strip(PLAIN) and not {*name_words(name)} & {*WORDS["column_date"]}
+    odd = "\n".join(cells).encode(errors="replace").translate(None, PLAIN)
+    return not odd and not {*name_words(name)} & {*WORDS["column_date"]}
 
 
 def _rewrite(table: pd.DataFrame, names: Sequence[str], notes: list[str]) -> None:
@@ -225,9 +234,10 @@ def read_again(
     """
     notes: list[str] = []
     wanted = list(dict.fromkeys((*outcome, *inputs.columns, *inputs.known)))
-    columns = _named_as(read_columns(path), wanted, path.name, notes)
-    table = _cleaned(columns, path.name, (), notes).reset_index(drop=True)
-    levels = {name: {*inputs.known.get(name, ()), ""} for name in wanted if name in table}
+    columns = _named_as(read_columns(path), wanted, path.name, notes, inputs.renamed)
+    table, no_numbers = _cleaned(columns, path.name, (), notes)
+    table = table.reset_index(drop=True)
+    levels = {name: {*inputs.known.get(name, ()), ""} for name in wanted if name in no_numbers}
     _rewrite(table, [name for name, own in levels.items() if not {*table[name]} <= own], notes)
     for one in (one for one in inputs.numbers if {*one.columns} <= {*table.columns}):
         for name in one.columns if one.since else ():
@@ -247,9 +257,12 @@ def read_again(
     return table, notes
 
 
-def _named_as(columns: dict[str, list[str]], names: Sequence[str], file: str, notes: list[str]) -> dict[str, list[str]]:
-    """``columns`` with the ``names`` of another table's where only case, spaces and signs differ."""
+def _named_as(
+    columns: dict[str, list[str]], names: Sequence[str], file: str, notes: list[str], renamed: Mapping[str, str]
+) -> dict[str, list[str]]:
+    """``columns`` with the ``names`` of another table's, by ``renamed`` or where only case, spaces and signs differ."""
     others = {bare(name): name for name in names if name not in columns}
+    others |= {bare(own): name for own, name in renamed.items() if name in others.values()}
     read = {name: others[bare(name)] for name in columns if name not in names and bare(name) in others}
     notes += [f"{file}: {some([*read], 3)} are read as {some([*read.values()], 3)}"] if read else []
     return {read.get(name, name): cells for name, cells in columns.items()}
@@ -334,15 +347,15 @@ def examples_in_tables(files: Files, paths: Sequence[Path], chosen: Choices) -> 
 def _holds_units(table: pd.DataFrame) -> bool:
     """Whether the first row holds words where all others hold numbers, as a row of units or a second header does."""
     first, rest = table.iloc[0], table.iloc[1 : ROWS + 1]
-    odd = [name for name in table.columns if first[name]]
-    odd = [name for name in odd if np.isnan(pd.to_numeric(first[name], errors="coerce"))]
-    numbers = [name for name in table.columns if pd.to_numeric(rest[name], errors="coerce").notna().mean() > UNIQUE]
-    return (
-        len(rest) >= LEAST
-        and len(numbers) > 1
-        and 2 * len({*odd} & {*numbers}) > len(numbers)
-        and not any(first[name] and name not in odd for name in numbers)
-    )
+    odd = {*first.index[(first != "") & pd.to_numeric(first, errors="coerce").isna()]}
+
+    def is_number(name: str) -> bool:
+        return bool(pd.to_numeric(rest[name], errors="coerce").notna().mean() > UNIQUE)
+
+    if len(rest) < LEAST or any(map(is_number, (name for name in table.columns if first[name] and name not in odd))):
+        return False
+    numbers = [*filter(is_number, table.columns)]
+    return len(numbers) > 1 and 2 * len(odd & {*numbers}) > len(numbers)
 
 
 def _of_rows(files: Files, paths: Sequence[Path], table: pd.DataFrame, chosen: Choices) -> Found:
@@ -747,6 +760,7 @@ def _with_rows(
         labels: of the examples.
         more: further columns that are written.
     """
+    renamed = {"renamed": read.in_line(chosen.rename)} if chosen.rename else {}
     copies, taken, own = _copies(kept, role, chosen), [*spent, *role.taken], kept[list(columns)]
     about = groups_of(own, taken, chosen.groups)
     found = read.predictors(own, levels, taken, rows_of_sites(role.sites), chosen, role.people)
@@ -759,7 +773,7 @@ def _with_rows(
     return replace(
         made,
         examples=as_examples(role.sites, [""] * len(kept), labels, splits, patients, about, rows),
-        options={**made.options, **found.options},
+        options={**made.options, **found.options, **renamed},
         patients=f"column {role.patient}" if role.patient else "",
         reading=(*site, *role.people.evidence_of, *codes),
         notes=(

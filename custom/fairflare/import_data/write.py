@@ -186,7 +186,7 @@ def _table(found: Found, site: str) -> str:
     cells = own[0].cells
     rows = np.array([one.cells.number for one in own])
     columns = {label: [one.label for one in own]} if label else {}
-    columns |= {name: column.texts[column.codes[rows]] for name, column in cells.columns.items()}
+    columns |= {name: column.texts[column.codes[rows]].tolist() for name, column in cells.columns.items()}
     kept = [name for name in attributes(found) if name not in cells]
     columns |= {name: [one.about.get(name, "") for one in own] for name in kept}
     patients = [one.patient for one in found.examples if one.patient]

@@ -57,12 +57,19 @@ def study(summary: Json) -> str:
 
 
 def headline(summary: Json) -> str:
-    """What the page says first: "Predicting died: AUC 0.74 on average, 0.02 at West"."""
+    """What the page says first: "Predicting died: AUC 0.74 on average, 0.02 at West".
+
+    That is the metric of the terminal's first line, and where fairness is reported in another one that too.
+    """
     fairness, metric = summary["fairness"], label(summary["headline"], summary)
     if fairness["mean"] is None:
         return f"{study(summary)}: does it serve every site?"
-    found = f"{study(summary)}: {metric} {text(fairness['mean'], 2)} on average"
-    return f"{found}, {text(fairness['worst']['value'], 2)} at {fairness['worst']['site']}"
+    ends = [(one["label"], one) for one in (summary.get("risks") or ())[:1] if one["label"] != metric]
+    told = [
+        f"{words} {text(one['mean'], 2)} on average, {text(one['worst']['value'], 2)} at {one['worst']['site']}"
+        for words, one in [*ends, (metric, fairness)]
+    ]
+    return f"{study(summary)}: {'; '.join(told)}"
 
 
 def size(summary: Json) -> str:

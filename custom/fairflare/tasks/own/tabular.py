@@ -69,6 +69,8 @@ class Tabular(OwnData):
             each site fills gaps with its own training median and scales by its own training mean and spread. Empty:
             what the sites have agreed on; where a task is made without a plan, by the ranges of ``columns`` if all
             numbers have one, else as "site".
+        renamed: columns of some tables and their names in the others, as Alter=age; tables of sites have these names,
+            further ones (``predict``, ``evaluate``) may have those.
         attribute_values: columns of sensitive attributes and their values; they are no features unless named there too.
         test_fraction: share of the rows in the test split, in (0, .5].
         val_fraction: share of the remaining ones in the validation split, in (0, .5].
@@ -105,6 +107,7 @@ class Tabular(OwnData):
     features: Names = ""
     columns: Annotated[str, Text(most=2**20)] = ""
     scaling: Annotated[str, Text(most=2**21)] = ""
+    renamed: Names = ""
     attribute_values: str = ""
     test_fraction: float = 0.2
     val_fraction: float = 0.15
@@ -129,6 +132,7 @@ class Tabular(OwnData):
         expect("data_seed", self.data_seed >= 0, "at least 0", self.data_seed)
         for name in self.outcome_columns:
             expect("features", name not in self.feature_names(), f"no {name!r}, which is the label", self.features)
+        table_columns.renamed_of(self.renamed)
         columns = self.read_columns()
         numbers, _ = features_of(self.feature_names(), columns)
         scaling = table_columns.read_scaling(self.scaling, len(numbers)) if self.scaling else None
@@ -240,6 +244,7 @@ class Tabular(OwnData):
             numbers=numbers,
             plain=plain,
             known={**attributes, **levels, **both},
+            renamed=table_columns.renamed_of(self.renamed),
             gaps=self._gaps(),
             attributes=lambda columns: {name: list(columns[name]) for name in attributes if name in columns},
             vectors=Vectors(self.vectors, self.encoder, self.pooling) if self.vectors else None,
