@@ -117,7 +117,8 @@ class RunConfig:
         exchange: numbers of an update that train; of 16 bits what rounding leaves is added to the site's next update.
         evaluation: True trains nothing: every site evaluates the initial model on all that it has labelled.
         fold: "F/K/D": every site tests its patients of fold F of K and trains on the others, by the D-th deal, see
-            ``tasks.folds``; "all": it trains on all of them and tests none; "all without SITE": so do the others; "": own splits.
+            ``tasks.folds``; "all": it trains on all of them and tests none, "all without SITE" but for this site; "":
+            the task's own splits.
         decision: settings of the exchange "decide", see ``engine.exchanges.decide``.
         code: module -> SHA-256 of the user's own files that the run needs, see ``user_code``.
     """
