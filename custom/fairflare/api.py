@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import html
+import inspect
 import os
 import shutil
 import tempfile
@@ -529,6 +530,7 @@ class Federation:
         worthwhile: float = 0.0,
         own_model: str = "ridge",
         shared_patients: bool = False,
+        outside: Sequence[str] = (),
         out: Paths | None = None,
         workers: int | None = 1,
         force: bool = False,
@@ -548,6 +550,7 @@ class Federation:
             worthwhile: the smallest net benefit per patient that matters.
             own_model: of a hospital alone: "ridge", "trees", or "module.Name" of a class in a file of yours.
             shared_patients: some patients are at several hospitals, and are dealt alike.
+            outside: hospitals without which compared models train once more, for what using them brings.
             out: the folder, for ``decision.json``, ``join.html``, sheets and models; by default one below ``runs``.
             workers: processes that compute side by side.
             force: makes all runs again.
@@ -569,7 +572,7 @@ class Federation:
 
         compared = methods or bool(others)
         plan = Plan(folds, repeats or (3 if compared else 10), threshold, worthwhile, own_model, shared_patients)
-        question = asked([one.config for one in (self, *others)], plan, compared)
+        question = asked([one.config for one in (self, *others)], plan, compared, outside)
         folder = Path(out) if out is not None else Path(f"{default_folder(self.config)}-decision")
         with as_before(self._named, progress):
             found = measure(question, folder, force=force, workers=workers)
@@ -820,7 +823,7 @@ def _for_all(data: Any, options: dict[str, Any]) -> tuple[dict[str, Any], Path |
     return {**options, **more}, private
 
 
-DECIDE_OPTIONS = ("folds", "repeats", "threshold", "worthwhile", "out", "workers", "force", "progress")
+DECIDE_OPTIONS = tuple(inspect.signature(Federation.decide).parameters.keys() - {"self", "others", "methods"})
 
 
 def _read(given: Settings) -> RunFile:

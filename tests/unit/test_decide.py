@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -31,8 +33,8 @@ from fairflare.decision.heterogeneity import average, posteriors
 from fairflare.decision.mix import NO_MIX, right_part, safe_mix
 from fairflare.decision.own import maker
 from fairflare.decision.regression import MEMBER, OUTSIDE, OWN, Hospital
+from fairflare.decision.study import content, numbers, on_components, row_from, row_of, sentence, smallest_sample, told
 from fairflare.decision.study import folds_of as dealing
-from fairflare.decision.study import numbers, on_components, row_from, row_of, sentence, told
 from fairflare.decision.sums import EM_AT, FOLDS_AT, REFITS_AT, Plan
 from fairflare.decision.verdicts import (
     ADDS,
@@ -51,6 +53,7 @@ from fairflare.decision.verdicts import (
     withheld,
 )
 from fairflare.functional.decision import Normals
+from fairflare.report.decision import checklist
 from fairflare.tasks.folds import dealt
 from fairflare.tasks.metrics import auc
 
@@ -191,6 +194,20 @@ def test_variances_are_by_patient_and_the_factor_has_a_floor():
     assert found.below(low) == pytest.approx(0.025)
     assert Folds(5, 1).factor == pytest.approx(2.25) and Folds(10, 20).factor == 1.75
     assert Folds(5, 2).stretch(0.0) == pytest.approx(1.25) and Folds(5, 2).stretch(1.0) == pytest.approx(1.0)
+
+
+def test_few_patients_with_large_differences_leave_fewer_degrees_of_freedom():
+    """Box's, by the kurtosis; of normal differences about n, and 2 of one patient's alone. D has n - 1."""
+    one, rng = hospital(0, n=2000), np.random.default_rng(0)
+    normal = mean_over_patients(rng.normal(size=(1, 2000)), one, 1.0)
+    assert normal.degrees == pytest.approx(2000, rel=0.1)
+    single = mean_over_patients(np.eye(1, 2000), one, 1.0)
+    assert single.degrees == pytest.approx(2, abs=0.01) and single.interval()[1] > 2 * single.standard_error
+    rare = mean_over_patients((np.arange(2000) % 40 == 0)[None].astype(float), one, 1.0)
+    assert rare.degrees == pytest.approx(2 * 50, rel=0.1)  # twice the patients who differ
+    risks = {OWN: expit(rng.normal(size=(2, 2000))), OUTSIDE: np.full((2, 2000), 0.4), MEMBER: np.full((2, 2000), 0.5)}
+    found = estimates(one, risks, Folds(5, 2), 0.1)
+    assert found["U"].degrees < 2000 and found["D"].degrees is None
 
 
 def test_participation_is_stretched_to_all_patients_and_joining_is_corrected_for_learning():
@@ -495,6 +512,93 @@ def test_what_joining_gives_to_others_is_the_change_of_their_member_models():
     two = dict(list(hospitals.items())[:2])
     assert not any(one.gives for one in decide(two).answers.values())
     assert not any(one.gives for one in decide(hospitals, tell_apart=False).answers.values())
+
+
+def test_gains_of_one_training_are_those_of_refits():
+    """U and J within .0001, by a training without the hospital, and one without each of its folds."""
+    hospitals = {f"h{k}": hospital(k, n=300, level=0.3 * (k % 3 - 1)) for k in range(10)}
+    deal = {name: deals[:1] for name, deals in folds_of(hospitals).items()}
+    plan = Plan(5, 1)
+    found = decide(hospitals, deal, plan)
+    for name in ("h0", "h5", "h9"):
+        one, rest = hospitals[name], [of for key, of in hospitals.items() if key != name]
+        masks = np.stack([deal[name][0] != fold for fold in range(5)]).astype(float)
+        outside = np.tile(regression.train(rest).coefficients, (5, 1))
+        parts = [Hospital.of(one.x[mask > 0], one.y[mask > 0]) for mask in masks]
+        member = np.stack([regression.train([*rest, part]).coefficients for part in parts])
+        risks = {OWN: found.answers[name].assessment.risks[OWN]}
+        for key, models in ((OUTSIDE, outside), (MEMBER, member)):
+            at = regression.updated(one.x, one.y, masks, models) @ one.x.T
+            risks[key] = np.take_along_axis(expit(at), deal[name], axis=0)
+        exact = estimates(one, risks, plan.design, 0.1)
+        for key in ("U", "J", "D"):
+            assert found.answers[name].assessment.estimates[key].value == pytest.approx(exact[key].value, abs=1e-4), key
+
+
+def test_internal_external_validation_tells_each_hospital_and_their_spread():
+    """Of the others' model, never updated: numbers of a refit; decision curves of every model and of treating all."""
+    hospitals = federation(sites=10)
+    found = decide(hospitals)
+    rows = {name: row_of(answer, PLAN) for name, answer in found.answers.items()}
+    for name, one in hospitals.items():
+        others = regression.train([of for key, of in hospitals.items() if key != name])
+        logits, told_of = one.x @ others.coefficients, rows[name]["outside"]
+        assert told_of["auc"] == pytest.approx(auc(logits, one.y > 0.5), abs=0.01)
+        assert told_of["brier"] == pytest.approx(((expit(logits) - one.y) ** 2).mean(), abs=0.002)
+        exact = validation.calibration(one, logits)
+        for key in sums.CALIBRATION:
+            of = told_of[key]
+            assert of["mean"] == pytest.approx(getattr(exact, key)[0], abs=0.05) and of["low"] < of["mean"] < of["high"]
+        curves = {key: of["net_benefit_curve"] for key, of in rows[name]["models"].items()}
+        assert {OWN, OUTSIDE, MEMBER, "treat all"} <= curves.keys() and {len(each) for each in curves.values()} == {19}
+        assert told_of["net_benefit"] <= one.prevalence
+    spread = content(PLAN, rows, found.known)["calibration"]
+    for key in sums.CALIBRATION:
+        of = spread[key]
+        assert of["tau"] > 0 and of["next_low"] < of["low"] < of["mean"] < of["high"] < of["next_high"]
+    assert spread["slope"]["next_low"] < 1 < spread["slope"]["next_high"]
+
+
+def test_the_checklist_has_nineteen_items_and_counts_those_that_stay_blank():
+    hospitals = federation()
+    found = decide(hospitals)
+    rows = {name: row_of(answer, PLAN) for name, answer in found.answers.items()}
+    text = checklist({"title": "study", "versions": "1", **content(PLAN, rows, found.known)})
+    cells = re.findall(r"<tr>\s*<t[hd][^>]*>(\d+)[a-h]?</t[hd]>.*?<td[^>]*>([^<]*)</td>\s*</tr>", text, re.DOTALL)
+    assert {int(item) for item, _ in cells} == set(range(1, 20)) and len(cells) == 37
+    blank = sum(said.strip() == "–" for _, said in cells)
+    assert f"{blank} of 37 parts of the 19 items stay blank" in text and 10 <= blank <= 20
+    assert all(name in text for name in hospitals)
+
+
+def test_the_smallest_sample_is_told_before_the_first_round():
+    hospitals = federation()
+    said = smallest_sample(hospitals)
+    needed = validation.minimum_patients(
+        0.8, np.concatenate([one.y for one in hospitals.values()]).mean(), FEATURES + 1
+    )
+    assert f"needs {needed:,} patients" in said and "enough of their own: none" in said
+    assert "the others of each together: 600 or more" in said
+    large = smallest_sample(hospitals | {"large": hospital(20, n=900)})
+    assert "enough of their own: large" in large
+
+
+def test_the_walk_of_a_question_passes_at_most_twelve_files():
+    """From hospitals' rows to their answers."""
+    hospitals, passed = federation(), set()
+    folds = folds_of(hospitals)
+
+    def note(frame, event, _):
+        path = Path(frame.f_code.co_filename)
+        if event == "call" and "fairflare" in path.parts:
+            passed.add("/".join(path.parts[-2:]))
+
+    sys.setprofile(note)
+    try:
+        deciding.decide(hospitals, folds, PLAN)
+    finally:
+        sys.setprofile(None)
+    assert {"decision/decide.py", "decision/verdicts.py", "decision/mix.py"} <= passed and len(passed) <= 12, passed
 
 
 def test_patients_at_several_hospitals_are_in_one_fold_of_the_whole_federation():

@@ -17,6 +17,7 @@ from fairflare.cli.main import main
 from fairflare.core.errors import DataError, UserError
 from fairflare.decision.regression import MEMBER, OWN
 from fairflare.decision.sums import Plan
+from fairflare.engine.audit import verify
 from fairflare.engine.files import read_tensors, save_json, save_tensors
 from fairflare.engine.hashes import model_hash
 from fairflare.engine.setup import tasks
@@ -126,7 +127,7 @@ def run(*arguments) -> int:
 def joined(tmp_path_factory):
     """A decision on heart with two methods beside it."""
     folder = tmp_path_factory.mktemp("joined") / "join"
-    options = {"rounds": 2, "folds": 2, "repeats": 2, "progress": False}
+    options = {"rounds": 2, "folds": 2, "repeats": 2, "progress": False, "outside": ["VA"], "own_model": "ridge"}
     return decide("heart:full", ["fedavg", "ditto"], out=folder, **options), folder
 
 
@@ -144,11 +145,29 @@ def test_a_decision_in_python_is_a_table(joined):
     assert {"sex=female", "sex=male"} <= set(groups) and min(one["n"] for one in groups.values()) >= 30
 
 
+def test_a_method_from_outside_never_saw_the_hospital(joined):
+    """U and D of METHODs: plain differences of one training without VA, marked as not validated."""
+    _, folder = joined
+    found = json.loads((folder / "decision.json").read_text())
+    assert found["not_validated"] == "the rows of using and joining"
+    assert "the rows of using and joining holds is not validated" in (folder / "join.html").read_text()
+    for label in ("fedavg", "ditto"):
+        log = verify(folder / f"{label}-without-VA" / "audit.jsonl")
+        assert {site for one in log for site in one.get("declared") or {}} == {"Cleveland", "Hungary", "Switzerland"}
+        (u,), (d,) = (
+            found["methods"][f"{label}: {key}"]["sites"].values() for key in ("using minus own", "joining minus using")
+        )
+        j = found["methods"][label]["sites"]["VA"]
+        assert u["n"] == d["n"] == 200 and u["low"] < u["own"] < u["high"] and d["low"] < d["own"] < d["high"]
+        assert d["own"] == pytest.approx(j["own"] - u["own"], abs=0.2 * abs(j["own"]) + 0.01)
+
+
 def test_the_command_goes_on_where_it_was_stopped(tmp_path, capsys):
     out = tmp_path / "join"
     arguments = [*JOIN, "--workers", "1", "--out", out]
     assert run(*arguments) == 0
     first, said = json.loads((out / "decision.json").read_text()), capsys.readouterr()
+    assert "at an AUC of 0.8 a model needs" in " ".join(said.err.split())
     assert "4 federated trainings" in " ".join(said.err.split()) and "ditto at VA: " in said.out
     assert "Cleveland (n 303): " in said.out and f"page: {out / 'join.html'}" in said.out
     removed = next(path for path in out.iterdir() if path.name.startswith("ditto-fold1"))
@@ -165,7 +184,12 @@ def test_the_command_goes_on_where_it_was_stopped(tmp_path, capsys):
 
 @each(
     "change, words",
-    [(["--folds", "1"], "--folds"), (["--task", "ich-phantom"], "two classes"), (["--secure"], "expected no METHOD")],
+    [
+        (["--folds", "1"], "--folds"),
+        (["--task", "ich-phantom"], "two classes"),
+        (["--secure"], "expected no METHOD"),
+        (["--for", "Hannover"], "--for: expected METHODs, and hospitals among three or more: Cleveland"),
+    ],
 )
 def test_what_cannot_be_asked_is_refused_before_anything_runs(change, words, tmp_path, capsys):
     assert run(*JOIN, "--out", tmp_path / "new", *change) == 2

@@ -45,6 +45,7 @@ def threshold_options(command: Callable[..., Any]) -> Callable[..., Any]:
 @click.option(
     "--event", default="", metavar="CLASS", help="The class whose risk is asked for, of a task with more than two."
 )
+@listed("--for", "outside", metavar="A,B", help="Hospitals that METHODs also serve from outside: a training each.")
 @option("--own-model", default="ridge", metavar="MODEL", help="Alone: ridge, trees, or module.Name of --code.")
 @click.option("--shared-patients", is_flag=True, help="Some patients are at several hospitals: deal them alike.")
 @threshold_options
@@ -57,6 +58,7 @@ def join(
     folds: int,
     repeats: int | None,
     event: str,
+    outside: tuple[str, ...],
     own_model: str,
     shared_patients: bool,
     threshold: float | None,
@@ -76,7 +78,8 @@ def join(
     own model, the others' model with its own calibration (use) and the model of all (join). docs/decision.md
 
     With METHODs their models are compared with the own one, too. Every patient is tested by models that never saw this
-    patient: for each fold the federation trains without it. Finished runs found in --out are reused.
+    patient: for each fold the federation trains without it. Finished runs found in --out are reused. --for trains each
+    METHOD once more without a hospital, for what using and joining bring to it.
     `decide:vectors=FOLDER` compares the regressions on another encoder's features.
 
     With --env sim, poc or prod, --secure or --export, the decision is one FLARE job: rows stay at the sites, which send
@@ -89,7 +92,7 @@ def join(
     inputs = tuple(one for one in methods if one.startswith(f"{DECIDE}:"))
     methods = tuple(one for one in methods if one not in (DECIDE, *inputs))
     plan = Plan(folds, repeats or (3 if methods else 10), threshold, worthwhile, own_model, shared_patients)
-    question = Question(task, methods, plan, seed, choices, event=event, inputs=inputs)
+    question = Question(task, methods, plan, seed, choices, event=event, inputs=inputs, outside=outside)
     folder = out or Path("runs") / comparison_name(task, {**choices, "seed": seed, "by": (*methods, *inputs)}, "join")
     if export:
         from fairflare.cli.jobs import export_job

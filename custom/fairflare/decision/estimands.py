@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -72,6 +72,7 @@ class Estimate:
         n: patients.
         factor: f; the squared standard error of the value is f s2 / n.
         largest_share: the largest patient's part of the sum of squared deviations.
+        degrees: of freedom of Student's distribution; None: n - 1.
     """
 
     value: float
@@ -79,6 +80,7 @@ class Estimate:
     n: int
     factor: float
     largest_share: float = 0.0
+    degrees: float | None = None
 
     @property
     def standard_error(self) -> float:
@@ -88,12 +90,12 @@ class Estimate:
         """The probability that the truth is below ``limit``, by Student's distribution, from these patients alone."""
         from scipy.special import stdtr
 
-        return float(stdtr(self.n - 1, (limit - self.value) / max(self.standard_error, 1e-12)))
+        return float(stdtr(self.degrees or self.n - 1, (limit - self.value) / max(self.standard_error, 1e-12)))
 
     def interval(self, level: float = 0.95) -> tuple[float, float]:
         from scipy.special import stdtrit
 
-        half = float(stdtrit(self.n - 1, (1 + level) / 2)) * self.standard_error
+        half = float(stdtrit(self.degrees or self.n - 1, (1 + level) / 2)) * self.standard_error
         return self.value - half, self.value + half
 
 
@@ -108,11 +110,18 @@ def loss_difference(y: Array, first: Array, second: Array, kappa: float = 0.0) -
 
 
 def mean_over_patients(differences: Array, hospital: Hospital, factor: float, times: float = 1.0) -> Estimate:
-    """The mean of (R, N) differences times ``times``; its variance is over patients, the mean over deals."""
-    each = by_patient(times * differences, hospital.patient)
+    """The mean of (R, N) differences times ``times``; its variance is over patients, the mean over deals.
+
+    The variance of few patients with large deviations is itself uncertain: it has 2 n / (kurtosis - 1) degrees of
+    freedom (G. Box, Annals of Mathematical Statistics 25, 1954), n of normal differences.
+    """
+    each, n = by_patient(times * differences, hospital.patient), hospital.n
     squares = (each - each.mean(axis=1, keepdims=True)) ** 2
-    share = float((squares.max(axis=1) / np.maximum(squares.sum(axis=1), 1e-300)).mean())
-    return Estimate(float(each.mean()), float(each.var(axis=1, ddof=1).mean()), hospital.n, factor, share)
+    shares = squares / np.maximum(squares.sum(axis=1, keepdims=True), 1e-300)
+    spread = float((shares**2).sum(axis=1).mean()) - 1 / n
+    degrees = min(n - 1.0, 2 / max(spread, 1e-12))
+    variance = float(each.var(axis=1, ddof=1).mean())
+    return Estimate(float(each.mean()), variance, n, factor, float(shares.max(axis=1).mean()), degrees)
 
 
 def estimates(hospital: Hospital, risks: Mapping[str, Array], folds: Folds, share: float) -> dict[str, Estimate]:
@@ -124,7 +133,8 @@ def estimates(hospital: Hospital, risks: Mapping[str, Array], folds: Folds, shar
         against_own = first == OWN
         differences = loss_difference(hospital.y, risks[first], risks[second], folds.kappa if against_own else 0.0)
         times = 1.0 if against_own else folds.stretch(share)
-        found[name] = mean_over_patients(differences, hospital, folds.factor, times)
+        one = mean_over_patients(differences, hospital, folds.factor, times)
+        found[name] = one if against_own else replace(one, degrees=None)  # D's stretch and floor are wide enough
     return found
 
 

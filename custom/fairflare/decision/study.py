@@ -56,6 +56,8 @@ PARTICIPATION = {
 }
 MAX_COLUMNS, COMPONENTS = 200, 50
 """Features beyond which the decision is made on principal components, at most so many: Hessians would be too large."""
+ASSUMED_AUC = 0.8
+"""Before the first round, where none is known."""
 MIN_AUC = 0.55
 """Below it no sample size is worth naming."""
 
@@ -92,6 +94,21 @@ def on_components(hospitals: Mapping[str, Hospital]) -> tuple[dict[str, Hospital
         return np.hstack([x[:, :1], (x[:, 1:] - centre) @ axes])
 
     return {name: dataclasses.replace(one, x=moved(one.x)) for name, one in hospitals.items()}, count, moved
+
+
+def smallest_sample(hospitals: Mapping[str, Hospital]) -> str:
+    """Before the first round: whether patients suffice for a model of these columns, at a hospital and elsewhere."""
+    everybody = sum(one.n for one in hospitals.values())
+    share = sum(one.y.sum() for one in hospitals.values()) / sum(len(one.y) for one in hospitals.values())
+    columns = next(iter(hospitals.values())).x.shape[1]
+    columns = columns if columns <= MAX_COLUMNS + 1 else COMPONENTS + 1
+    needed = validation.minimum_patients(ASSUMED_AUC, min(max(float(share), 0.001), 0.999), columns)
+    alone = ", ".join(name for name, one in hospitals.items() if one.n >= needed) or "none"
+    least = everybody - max(one.n for one in hospitals.values())
+    return (
+        f"{columns} coefficients, {share:.0%} with the outcome: at an AUC of {ASSUMED_AUC} a model needs {needed:,} "
+        f"patients (Riley); enough of their own: {alone}; the others of each together: {least:,} or more"
+    )
 
 
 def folds_of(name: str, one: Hospital, plan: Plan) -> Any:

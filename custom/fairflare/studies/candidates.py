@@ -46,15 +46,21 @@ def on_fold(config: RunConfig, fold: str) -> RunConfig:
 
 @dataclasses.dataclass(frozen=True)
 class Trained:
-    """A method's run that has ended, and the index of the class whose risk is asked for; -1: of times or masks."""
+    """A method's run that has ended, and the index of the class whose risk is asked for; -1: of times or masks.
+
+    ``outside``: the site took no part in it, so that it has the shared model alone.
+    """
 
     parts: Parts
     config: RunConfig
     folder: Path
     event: int = -1
+    outside: bool = False
 
     def model_for(self, client: str) -> StateDict:
         """What the run has for a site: a personal model, one of the rule's, or the shared."""
+        if self.outside:
+            return read_model(self.folder / MODEL)
         if self.parts.has_personal:
             return read_model(personal_file(self.folder / SITES / f"{client}.safetensors"))
         if self.parts.counts_own:
@@ -87,7 +93,7 @@ class Trained:
         if self.event < 0:
             return self.scores(model, data, "test")
         new = self.logits(model, data, "test")[0]
-        if self.parts.has_personal or self.parts.counts_own:
+        if (self.parts.has_personal or self.parts.counts_own) and not self.outside:
             return sigmoid(new)
         return sigmoid(new + fitted(*self.logits(model, data, "train")).intercept)
 

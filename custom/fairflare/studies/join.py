@@ -34,6 +34,7 @@ from fairflare.decision.study import (
     on_components,
     row_from,
     row_of,
+    smallest_sample,
 )
 from fairflare.decision.sums import Plan
 from fairflare.engine.audit import AuditLog
@@ -43,7 +44,7 @@ from fairflare.engine.preflight import SMALL
 from fairflare.engine.setup.config import RunConfig, site_of_client
 from fairflare.engine.setup.parts import Parts, build_parts
 from fairflare.inference.mix import save_mix
-from fairflare.report.decision import checklist, page, sheet_page
+from fairflare.report.decision import LABELS, checklist, page, sheet_page
 from fairflare.report.sentences import study
 from fairflare.studies import candidates as offered
 from fairflare.studies import display
@@ -64,7 +65,7 @@ from fairflare.studies.labels import folder_name
 from fairflare.studies.parallel import Workers
 from fairflare.studies.runs import execute_deployed, run_once
 from fairflare.studies.study import SHARED, Study, config_of, facts
-from fairflare.tasks.folds import TOO_FEW, dealt, everyone, outcomes, untestable
+from fairflare.tasks.folds import TOO_FEW, WITHOUT, dealt, everyone, outcomes, untestable
 
 Json = dict[str, Any]
 DECIDE = "decide"
@@ -92,6 +93,7 @@ class Question:
         made: method -> its run, where that is made already.
         event: the class whose risk is asked for, against all others; "": the task's own of two classes.
         inputs: "decide:key=value": the same regressions on the same patients' other inputs, as of another encoder.
+        outside: hospitals without which each method trains once more, for what its model is worth from outside.
     """
 
     task: str
@@ -102,6 +104,7 @@ class Question:
     made: Mapping[str, RunConfig] = dataclasses.field(default_factory=dict)
     event: str = ""
     inputs: tuple[str, ...] = ()
+    outside: tuple[str, ...] = ()
 
     def each(self) -> dict[str, RunConfig]:
         """Method -> its run, without a fold."""
@@ -122,13 +125,18 @@ class Question:
         return self.made.get(first) or config_of(first, self.task, self.seed, self.choices, draw=False)
 
     def runs(self) -> dict[str, RunConfig]:
-        """Folder name -> run, for every method, deal and fold."""
+        """Folder name -> run, for every method, deal and fold, and without each of ``outside``."""
         folds = [(deal, fold) for deal in range(self.plan.deals) for fold in range(self.plan.folds)]
-        return {
-            self.name(label, deal, fold): offered.on_fold(config, f"{fold}/{self.plan.folds}/{deal}")
-            for label, config in self.each().items()
-            for deal, fold in folds
-        }
+        found = {}
+        for label, config in self.each().items():
+            for deal, fold in folds:
+                found[self.name(label, deal, fold)] = offered.on_fold(config, f"{fold}/{self.plan.folds}/{deal}")
+            for name in self.outside:
+                found[self.without(label, name)] = offered.on_fold(config, WITHOUT + name)
+        return found
+
+    def without(self, label: str, hospital: str) -> str:
+        return f"{folder_name(label)}-without-{hospital}"
 
     def name(self, label: str, deal: int, fold: int) -> str:
         return f"{folder_name(label)}-fold{fold}of{self.plan.folds}-deal{deal}"
@@ -147,10 +155,10 @@ class Question:
         return found
 
 
-def asked(configs: Sequence[RunConfig], plan: Plan, methods: bool = True) -> Question:
+def asked(configs: Sequence[RunConfig], plan: Plan, methods: bool = True, outside: Sequence[str] = ()) -> Question:
     """The question whether to join one of these runs, which share their data; raises UserError.
 
-    ``methods``: whether their models are compared, too.
+    ``methods``: whether their models are compared, too; ``outside``: as of ``Question``.
     """
     labels, first = [config.method for config in configs], configs[0]
     expected("join", len(set(labels)) == len(labels), "methods of different names", ", ".join(labels))
@@ -162,8 +170,8 @@ def asked(configs: Sequence[RunConfig], plan: Plan, methods: bool = True) -> Que
     made = {config.method: dataclasses.replace(config, solo=False) for config in configs}
     task = f"{first.task}:{first.preset}"
     if methods:
-        return Question(task, tuple(labels), plan, first.seed, made=made)
-    return Question(task, (), plan, first.seed, made={DATA_ONLY: made[first.method]})
+        return Question(task, tuple(labels), plan, first.seed, made=made, outside=tuple(outside))
+    return Question(task, (), plan, first.seed, made={DATA_ONLY: made[first.method]}, outside=tuple(outside))
 
 
 def _data(config: RunConfig) -> dict[str, Any]:
@@ -189,6 +197,12 @@ def measure(question: Question, folder: Path, *, force: bool = False, workers: W
     table = _checked(parts, question, everybody)
     runs = question.runs()
     result: Json = {"title": titled(config, parts), "task": question.task, "event": question.event, "sites": {}}
+    hospitals: dict[str, Hospital] = {}
+    if table:
+        event = _event(parts, question)
+        hospitals = {name: hospital_of(one, event) for name, one in everybody.items()}
+        display.note(smallest_sample(hospitals))
+        display_shared(hospitals, question.plan)
     if runs:
         words = f"{question.plan.folds} folds, {question.plan.deals} deals"
         display.note(f"{len(runs)} federated trainings ({len(question.methods)} methods, {words})")
@@ -197,9 +211,6 @@ def measure(question: Question, folder: Path, *, force: bool = False, workers: W
     with Study(runs).finished(folder, one, workers=workers, lockstep=True):
         answers = dict[str, Answer]()
         if table:
-            event = _event(parts, question)
-            hospitals = {name: hospital_of(one, event) for name, one in everybody.items()}
-            display_shared(hospitals, question.plan)
             hospitals, components, _ = on_components(hospitals)
             made = decision_of(hospitals, question.plan, None if components else measurements(parts.task))
             answers = dict(made.answers)
@@ -260,6 +271,11 @@ def _checked(parts: Parts, question: Question, everybody: Mapping[str, Split]) -
             raise UserError(f"join: {label}: expected a method with a shared model, or one for each site from all")
     if (own := question.plan.own_model) != RIDGE:
         maker(own)
+    if question.outside:
+        able = question.methods and len(everybody) > 2 and not question.base.clients
+        fits = able and everybody.keys() >= set(question.outside)
+        known = f"METHODs, and hospitals among three or more: {', '.join(everybody)}"
+        expected("--for", bool(fits), known, ", ".join(question.outside))
     if question.plan.shared_patients and question.methods:
         raise UserError("--shared-patients: expected no METHOD, whose folds are each hospital's own")
     shape = next(iter(everybody.values())).inputs.shape
@@ -366,10 +382,17 @@ def _methods(
         for client, values in each.items():
             expected(f"join: {label}: {client}", bool(np.isfinite(values).all()), "finite risks", "a diverged model")
     attributes = {client: everybody[client].attributes for client in able}
-    found = compared_methods.compared(hospitals, own, by_method, place, plan.design, score, attributes)
+    compared = partial(compared_methods.compared, hospitals, folds=place, design=plan.design, score=score)
+    found = compared(own, by_method, attributes=attributes)
+    for label in question.methods if question.outside else ():
+        outside = {client: risks[client][OUTSIDE + label] for client in question.outside if client in able}
+        member = {client: by_method[label][client] for client in outside}
+        found |= compared(own, {f"{label}: {LABELS['U']}": outside})
+        found |= compared(outside, {f"{label}: {LABELS['D']}": member}, kappa=0.0)
     left = {site: why for site, why in refused.items() if why}
     more = {"methods": found, "score": score, "privacy": question.privacy(), "refused": left}
-    return more | ({} if score == BRIER else {"not_validated": score})
+    unsure = score if score != BRIER else "the rows of using and joining" if question.outside else ""
+    return more | ({"not_validated": unsure} if unsure else {})
 
 
 def _hospital(patients: Split, event: int) -> Hospital:
@@ -391,7 +414,7 @@ def _out_of_fold(
     event: int,
     alone: set[str],
 ) -> dict[str, dict[str, Array]]:
-    """Hospital -> method -> (R, N); of those in ``alone`` the own model's, too."""
+    """Hospital -> method -> (R, N); of those in ``alone`` the own model's, too, and of methods from outside."""
     found: dict[str, dict[str, Array]] = {client: {} for client in place}
     for deal in range(question.plan.deals):
         for fold in range(question.plan.folds):
@@ -401,6 +424,10 @@ def _out_of_fold(
                 for client, dealt_to in place.items():
                     data = one.parts.task.site_data(names[client])
                     new = {label: one.risks(client, data)}
+                    if client in question.outside:
+                        there = folder / question.without(label, client)
+                        outside = dataclasses.replace(one, folder=there, outside=True)
+                        new[OUTSIDE + label] = outside.risks(client, data)
                     if label == question.methods[0] and client in alone:
                         new[OWN] = one.own(data)
                     for key, values in new.items():

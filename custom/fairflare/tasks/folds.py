@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 FEWEST, LEAST_OF_CLASS, MOST_DEALS = 2, 2, 1000
 ALL, NOBODY = "all", (-1, FEWEST, 0)
 """All patients train, and none is tested: a fold that there is not."""
+WITHOUT = f"{ALL} without "
+"""Before the name of a site that takes no part."""
 LEAST_PATIENTS, LEAST_OF_EACH = 30, 5
 """Patients of a site, and of each of two classes or more, below which it trains with all of them and tests none."""
 TOO_FEW = f"too few patients to tell, expected at least {LEAST_PATIENTS}"
@@ -37,18 +39,22 @@ Rows = npt.NDArray[np.int64]
 
 
 def folded(task: Task, fold: str) -> Task:
-    """The task with the data of a fold "F/K/D" or "all", see ``RunConfig``; "": the task itself.
+    """The task with the data of a fold "F/K/D", "all" or "all without SITE", see ``RunConfig``; "": the task itself.
 
     Raises:
         UserError: no fold F of K >= 2.
     """
     if not fold:
         return task
-    number, folds, deal = NOBODY if fold == ALL else (int(part) for part in fold.split("/"))
+    number, folds, deal = NOBODY if fold.startswith(ALL) else (int(part) for part in fold.split("/"))
     if not number < folds >= FEWEST:
         raise UserError(f"fold: expected F/K/D with K of at least {FEWEST} and F from 0 to K - 1, got {fold}")
     known = {field.name: getattr(task, field.name) for field in dataclasses.fields(task)}
-    made: Task = type(type(task).__name__, (_Folded, type(task)), {"_fold": (number, folds, deal)})(**known)
+    made: Task = type(
+        type(task).__name__,
+        (_Folded, type(task)),
+        {"_fold": (number, folds, deal), "_absent": fold.partition(WITHOUT)[2]},
+    )(**known)
     return made
 
 
@@ -125,6 +131,13 @@ class _Folded:
     """What a task does otherwise when it is dealt anew."""
 
     _fold = (0, FEWEST, 0)
+    _absent = ""
+
+    def sites(self) -> dict[str, str]:
+        return {name: kind for name, kind in super().sites().items() if name != self._absent}  # type: ignore[misc]
+
+    def domains(self) -> dict[str, str]:
+        return {name: domain for name, domain in super().domains().items() if name != self._absent}  # type: ignore[misc]
 
     def site_data(self, site: str) -> TensorData:
         return self._redealt(super().site_data(site), site)  # type: ignore[misc]  # of the task beside it

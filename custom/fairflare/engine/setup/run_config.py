@@ -117,7 +117,8 @@ class RunConfig:
         exchange: numbers of an update that train; of 16 bits what rounding leaves is added to the site's next update.
         evaluation: True trains nothing: every site evaluates the initial model on all that it has labelled.
         fold: "F/K/D": every site tests its patients of fold F of K and trains on the others, by the D-th deal, see
-            ``tasks.folds``; "all": it trains on all of them and tests none; "": the task's own splits.
+            ``tasks.folds``; "all": it trains on all of them and tests none, "all without SITE" but for this site; "":
+            the task's own splits.
         decision: settings of the exchange "decide", see ``engine.exchanges.decide``.
         code: module -> SHA-256 of the user's own files that the run needs, see ``user_code``.
     """
@@ -176,7 +177,7 @@ class RunConfig:
     body: Literal["job", "site"] = "job"
     exchange: Literal["float32", "bfloat16", "float16"] = "float32"
     evaluation: bool = False
-    fold: Annotated[str, Text(pattern=r"(all|\d{1,2}/\d{1,2}/\d{1,4})?", words="a fold as 0/5/0")] = ""
+    fold: Annotated[str, Text(pattern=r"(all( without [^/]+)?|\d{1,2}/\d{1,2}/\d{1,4})?", words="a fold as 0/5/0")] = ""
     decision: dict[str, Any] = dataclasses.field(default_factory=dict)
     require: Annotated[int, Range(0, 1_000_000)] | Literal["all"] = 0
     require_within: Annotated[int, Range(0, 30 * 86_400)] = 600
