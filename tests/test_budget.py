@@ -16,7 +16,7 @@ PACKAGES = {
     "__main__": 10,
     "aggregators": 1_970,
     "api": 840,
-    "cli": 3_180,
+    "cli": 3_190,
     "client": 70,
     "core": 4_220,
     "data": 4_290,
@@ -41,8 +41,8 @@ PACKAGES = {
 }
 """Package or module of ``custom/fairflare`` -> the most lines that its Python files may have."""
 FOLDERS = {
-    "custom": (71_070, 35_350),
-    "tests": (62_240, None),
+    "custom": (71_080, 35_350),
+    "tests": (62_250, None),
     "lab/fairflare_lab": (14_190, None),
     "lab/tests": (11_030, None),
 }

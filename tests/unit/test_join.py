@@ -131,6 +131,14 @@ def joined(tmp_path_factory):
     return decide("heart:full", ["fedavg", "ditto"], out=folder, **options), folder
 
 
+def stacked(folder):
+    return [json.loads(path.read_text()).get("stacked") for path in folder.glob("*-fold*/config.json")]
+
+
+def test_trainings_of_linear_models_are_in_lockstep(joined):
+    assert any(stacked(joined[1]))
+
+
 def test_a_decision_in_python_is_a_table(joined):
     table, folder = joined
     found = json.loads((folder / "decision.json").read_text())
@@ -164,8 +172,9 @@ def test_a_method_from_outside_never_saw_the_hospital(joined):
 
 def test_the_command_goes_on_where_it_was_stopped(tmp_path, capsys):
     out = tmp_path / "join"
-    arguments = [*JOIN, "--workers", "1", "--out", out]
+    arguments = [*JOIN, "--workers", "1", "--one-by-one", "--out", out]
     assert run(*arguments) == 0
+    assert not any(stacked(out))
     first, said = json.loads((out / "decision.json").read_text()), capsys.readouterr()
     assert "at an AUC of 0.8 a model needs" in " ".join(said.err.split())
     assert "4 federated trainings" in " ".join(said.err.split()) and "ditto at VA: " in said.out

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from fairflare.cli.choices import choices_options, run_options
-from fairflare.cli.options import PATH, Told, as_json, grid_options, listed, option
+from fairflare.cli.options import PATH, Told, as_json, grid_options, listed, one_by_one_option, option
 from fairflare.studies.labels import comparison_name
 
 if TYPE_CHECKING:
@@ -48,6 +48,7 @@ def threshold_options(command: Callable[..., Any]) -> Callable[..., Any]:
 @listed("--for", "outside", metavar="A,B", help="Hospitals that METHODs also serve from outside: a training each.")
 @option("--own-model", default="ridge", metavar="MODEL", help="Alone: ridge, trees, or module.Name of --code.")
 @click.option("--shared-patients", is_flag=True, help="Some patients are at several hospitals: deal them alike.")
+@one_by_one_option
 @threshold_options
 @option("--seed", type=int, default=0, help="Of the initial models and all local work.")
 @grid_options
@@ -71,6 +72,7 @@ def join(
     out: Path | None,
     force: bool,
     workers: Workers | None,
+    one_by_one: bool,
 ) -> Told | None:
     """Alone, use, or join: what should each hospital do, and what does METHOD's model bring it?
 
@@ -102,7 +104,7 @@ def join(
     if secure or env != "local":
         found = measure_by_job(question, folder, secure=secure, env=env, deployment=deployment, force=force)
     else:
-        found = measure(question, folder, force=force, workers=workers)
+        found = measure(question, folder, force=force, workers=workers, lockstep=not one_by_one)
     said = lines(found) if found.get("averages") is not None else []
     for label, of in found.get("methods", {}).items():
         said += [f"{label} at {site}: {row['verdict']} ({_gain(row)})" for site, row in of["sites"].items()]

@@ -121,6 +121,11 @@ def cache_option(command: Callable[..., None]) -> Callable[..., None]:
     return with_cache
 
 
+one_by_one_option = click.option(
+    "--one-by-one", is_flag=True, help="No run is trained together with others: the bits of `fairflare run`."
+)
+
+
 def grid_options(command: Callable[..., Told | None]) -> Callable[..., None]:
     """Where and how the runs of a command that makes several take place, and what becomes of the results."""
     return workers_option(cache_option(out_option(force_option(as_json(command)))))

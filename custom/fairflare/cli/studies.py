@@ -36,7 +36,7 @@ from fairflare.studies.run_file import say_reasons
     metavar="N",
     help="Also intervals over seeds and, N times for each, over resampled test patients; 200 will do.",
 )
-@click.option("--one-by-one", is_flag=True, help="No run is trained together with others: the bits of `fairflare run`.")
+@options.one_by_one_option
 @click.option("--solo", is_flag=True, help="Each site also reports its benefit of joining, against a model of its own.")
 @options.force_option
 @options.as_json

@@ -183,13 +183,16 @@ def _data(config: RunConfig) -> dict[str, Any]:
 # In place.
 
 
-def measure(question: Question, folder: Path, *, force: bool = False, workers: Workers | None = 1) -> Json:
+def measure(
+    question: Question, folder: Path, *, force: bool = False, workers: Workers | None = 1, lockstep: bool = True
+) -> Json:
     """Answer every hospital, make the runs of METHODs that are missing, and write the folder.
 
     ``folder`` gets decision.json, question.json for a hospital outside, join.html, the folders ``sheets`` and
     ``models`` (each hospital's own model mixed with the member model as far as that is safe), and a folder per run.
     Returns the content of decision.json: as ``decision.study.content`` with title, task, and what METHODs bring
-    (``decision.methods.compared``). Raises UserError: a task that cannot be asked, or the folder holds something else.
+    (``decision.methods.compared``). ``lockstep``: runs of small models are trained together, see ``studies.lockstep``.
+    Raises UserError: a task that cannot be asked, or the folder holds something else.
     """
     config = question.base
     parts = build_parts(config, at_site=True)
@@ -208,7 +211,7 @@ def measure(question: Question, folder: Path, *, force: bool = False, workers: W
         display.note(f"{len(runs)} federated trainings ({len(question.methods)} methods, {words})")
     check_collection(folder)
     one = partial(run_once, force=force, page=False)
-    with Study(runs).finished(folder, one, workers=workers, lockstep=True):
+    with Study(runs).finished(folder, one, workers=workers, lockstep=lockstep):
         answers = dict[str, Answer]()
         if table:
             hospitals, components, _ = on_components(hospitals)
