@@ -54,6 +54,13 @@ def test_of_hundreds_of_errors_the_first_are_printed(capsys):
     assert lines[-1] == "further errors of preflight are in audit.jsonl"
 
 
+def test_after_the_last_round_the_bar_says_that_own_models_are_trained():
+    for solo, words in ((True, "each site's own model, final evaluation"), (False, "final evaluation")):
+        progress = Progress("run", 3, 2, solo=solo)
+        progress.reached(ROUNDS[-1], "")
+        assert progress._bar.tasks[0].description == words
+
+
 SITES = {
     "a": {"metrics": {"auc": 0.9, "loss": 0.2, "train_loss": 0.1}},
     "b": {"metrics": {"auc": 0.7, "loss": 0.6, "train_loss": 0.5}},

@@ -84,9 +84,11 @@ def busy(text: str) -> contextlib.AbstractContextManager[Any]:
     return contextlib.nullcontext()
 
 
-def progress(title: str, rounds: int, sites: int, starting: bool = False, headline: str = "") -> Observer:
+def progress(
+    title: str, rounds: int, sites: int, starting: bool = False, headline: str = "", solo: bool = False
+) -> Observer:
     say = _listener.get()
-    return Observer(say, starting, headline) if say else Progress(title, rounds, sites, starting, headline)
+    return Observer(say, starting, headline) if say else Progress(title, rounds, sites, starting, headline, solo)
 
 
 @contextlib.contextmanager
@@ -245,9 +247,13 @@ class Progress(_Lively, Observer):
 
     SCORING = "scoring, writing the report"
 
-    def __init__(self, title: str, rounds: int, sites: int, starting: bool = False, headline: str = "") -> None:
-        """``sites``: how many, for the bar over their data; ``starting`` and ``headline`` as of ``Observer``."""
+    def __init__(
+        self, title: str, rounds: int, sites: int, starting: bool = False, headline: str = "", solo: bool = False
+    ) -> None:
+        """``sites``: how many, for the bar over their data; ``starting`` and ``headline`` as of ``Observer``; ``solo``:
+        whether each site trains a model of its own after the last round, which may take as long as the rounds."""
         super().__init__(starting=starting, headline=headline)
+        self._ending = "each site's own model, final evaluation" if solo else "final evaluation"
         self._title, self._rounds, self._sites, self._errors = title, rounds, sites, 0
         self._task = self._show_on(_bar(), self._first)
         self._since = time.monotonic(), 0
@@ -285,9 +291,7 @@ class Progress(_Lively, Observer):
 
     def reached(self, entry: Mapping[str, Any], words: str) -> None:
         done, last = entry["round"], entry["round"] == entry["rounds"]
-        self._bar.update(
-            self._task, completed=done, description="final evaluation" if last else self._title, state=words
-        )
+        self._bar.update(self._task, completed=done, description=self._ending if last else self._title, state=words)
         if self._is_news(entry):
             self.note(line(entry))
         begun, first = self._since

@@ -262,7 +262,8 @@ def _in_process(config: RunConfig, parts: Parts, folder: Path, workers: int | No
             board, log = stack.enter_context(contextlib.closing(TensorBoard(folder, notes))), RunLog(folder)
             if said := words(config):
                 display.note(said)
-            shown = display.progress(title(config), rounds, len(parts.task.sites()), headline=parts.task.headline)
+            n, headline = len(parts.task.sites()), parts.task.headline
+            shown = display.progress(title(config), rounds, n, headline=headline, solo=config.solo)
             progress = stack.enter_context(shown)
             observers: list[Observer] = [board, log, progress]
             here = isinstance(sites.transport, InProcess) and not parts.trainer.private  # what is spent is written down
@@ -302,7 +303,7 @@ def _simulate(config: RunConfig, folder: Path, names: Sequence[str], threads: in
     rounds, headline = config.training.rounds, tasks.known(config.task).headline
     if said := words(config):
         display.note(said)
-    with display.progress(title(config), rounds, len(names), starting=True, headline=headline) as progress:
+    with display.progress(title(config), rounds, len(names), True, headline, config.solo) as progress:
 
         def lost(site: str) -> None:
             progress.note(_without(config, folder, site, len(names)))
