@@ -106,8 +106,12 @@ def test_equal_questions_have_equal_numbers(name, runs, capsys):
                 assert number(rows[label][place]) == pytest.approx(expected, abs=6e-4, rel=6e-3), (label, place)
     headline = summary["fairness"]
     assert run.sites[headline["metric"]].astype(float).mean() == pytest.approx(headline["mean"], abs=1e-9)
-    (average,) = re.findall(r"([\d.]+) on average", page.h1.get_text()) or ["nan"]
+    first = page.h1.get_text()
+    *_, average = re.findall(r"([\d.]+) on average", first) or ["nan"]
     assert average == "nan" or number(average) == pytest.approx(headline["mean"], abs=6e-3, rel=6e-3)
+    for label in rows:
+        for said in re.findall(rf"{re.escape(label)} ([\d.]+) on average", first):
+            assert number(said) == pytest.approx(number(rows[label][0]), abs=6e-3, rel=6e-3), label
 
 
 @each("name", KINDS)

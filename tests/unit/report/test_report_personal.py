@@ -107,7 +107,7 @@ def test_a_site_without_its_own_model_keeps_the_shared_results(personal_inputs):
 
 def test_groups_are_those_of_the_models_in_use(grouped_inputs):
     for splits in grouped_inputs["entries"][-2]["sites"].values():
-        cell = {"healthy, f": {"n": 20.0, "value": 0.25}}
+        cell = {"healthy, f": {"n": 20.0, "value": 0.25}, "healthy, m": {"n": 20.0, "value": 0.5}}
         splits["personal"] = {"test": {"balanced_accuracy": 0.5}, "val": {}, "groups": {"val": {}, "test": cell}}
     grouped_inputs["config"]["about"]["used"] = "personal"
     shown = as_used(summarise(**grouped_inputs))
