@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A decision in FLARE's simulator: the numbers of one place, and what a lying site or a curious server gets."""
+"""A decision as a job, in FLARE's simulator: the numbers of one place, what a lying site or a curious server gets."""
 
 from __future__ import annotations
 
@@ -54,19 +54,19 @@ def question_on(folder, sites=SITES):
     return Question("tabular", plan=Plan(2, 1), choices={"values": {**values, "features": "age,score"}})
 
 
-def with_plugin(monkeypatch, tmp_path, text):
+def with_plugin(monkeypatch, tmp_path, file, text):
     """What the plugin changes is changed in this process, too, until the test ends."""
     for owner, name in ((decide.Site, "terms"), (exchange.DecideAtServer, "run")):
         monkeypatch.setattr(owner, name, getattr(owner, name))
-    (tmp_path / "attack.py").write_text(text)
-    monkeypatch.setenv("FAIRFLARE_PLUGINS", str(tmp_path / "attack.py"))
+    (tmp_path / file).write_text(text)
+    monkeypatch.setenv("FAIRFLARE_PLUGINS", str(tmp_path / file))
 
 
 def test_a_site_that_lies_in_its_sums_is_left_out(tmp_path, monkeypatch):
     folder = write_tables(tmp_path / "tables", SITES)
     expected = measure(question_on(folder, SITES[:4]), tmp_path / "local")["sites"]
-    with_plugin(monkeypatch, tmp_path, LIAR)
-    found = measure_by_job(question_on(folder), tmp_path / "sim", env="sim")
+    with_plugin(monkeypatch, tmp_path, "liar.py", LIAR)
+    found = measure_by_job(question_on(folder), tmp_path / "job")
     assert found["hospitals"] == list(SITES[:4]) == list(found["sites"])
     assert {site: row["verdict"] for site, row in found["sites"].items()} == {
         site: row["verdict"] for site, row in expected.items()
@@ -75,23 +75,21 @@ def test_a_site_that_lies_in_its_sums_is_left_out(tmp_path, monkeypatch):
 
 def test_a_server_that_asks_a_third_time_gets_nothing(tmp_path, monkeypatch):
     folder = write_tables(tmp_path / "tables", SITES)
-    with_plugin(monkeypatch, tmp_path, CURIOUS)
+    with_plugin(monkeypatch, tmp_path, "curious.py", CURIOUS)
     with pytest.raises(RunFailed, match="None .*west") as failed:
         measure_by_job(question_on(folder), tmp_path / "sim", env="sim")
     assert all(site in str(failed.value) for site in SITES)
 
 
-@pytest.mark.parametrize("secure", [False, True])
-def test_the_simulator_gives_the_numbers_of_one_place(secure, tmp_path):
+def test_the_simulator_gives_the_numbers_of_one_place(tmp_path):
+    """In secret, where each hospital makes its own answer; test_deploy_provisioned.py has sums that are seen."""
     folder = write_tables(tmp_path / "tables", SITES)
     question = question_on(folder)
     expected = measure(question, tmp_path / "local")
-    found = measure_by_job(question, tmp_path / "sim", env="sim", secure=secure)
-    rows = found["sites"]
-    if secure:
-        assert rows == {}
-        kept = (tmp_path / "sim" / "run").rglob("*.decision.json")
-        rows = {site: row for path in kept for site, row in json.loads(path.read_text())["sites"].items()}
+    found = measure_by_job(question, tmp_path / "sim", env="sim", secure=True)
+    assert found["sites"] == {}
+    kept = (tmp_path / "sim" / "run").rglob("*.decision.json")
+    rows = {site: row for path in kept for site, row in json.loads(path.read_text())["sites"].items()}
     assert set(rows) == set(SITES)
     for site, row in expected["sites"].items():
         assert rows[site]["sentence"] == row["sentence"]
