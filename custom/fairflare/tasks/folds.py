@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -133,11 +134,14 @@ class _Folded:
     _fold = (0, FEWEST, 0)
     _absent = ""
 
+    def _present(self, sites: Mapping[str, str]) -> dict[str, str]:
+        return {name: words for name, words in sites.items() if name != self._absent}
+
     def sites(self) -> dict[str, str]:
-        return {name: kind for name, kind in super().sites().items() if name != self._absent}  # type: ignore[misc]
+        return self._present(super().sites())  # type: ignore[misc]  # of the task beside it
 
     def domains(self) -> dict[str, str]:
-        return {name: domain for name, domain in super().domains().items() if name != self._absent}  # type: ignore[misc]
+        return self._present(super().domains())  # type: ignore[misc]  # the same
 
     def site_data(self, site: str) -> TensorData:
         return self._redealt(super().site_data(site), site)  # type: ignore[misc]  # of the task beside it
