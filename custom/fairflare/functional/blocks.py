@@ -110,10 +110,15 @@ COMPARED = 1 << 13
 SOME = 64
 
 
+def compared(sites: int) -> int:
+    """Positions at which so many sites are compared at once."""
+    return COMPARED * SOME // max(SOME, 1 << (sites - 1).bit_length())
+
+
 def gram(replies: Sequence[Reply]) -> np.ndarray:
     """float64 (K, K): inner products of the updates over their trainable entries, in one pass over the updates."""
     total = np.zeros((len(replies), len(replies)))
-    for block in side_by_side(replies, COMPARED * SOME // max(SOME, 1 << (len(replies) - 1).bit_length())):
+    for block in side_by_side(replies, compared(len(replies))):
         # NumPy sees that both factors are one array and computes half of the products.
         with np.errstate(over="ignore", invalid="ignore"):
             products = block @ block.T

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 
 from fairflare.core.types import Reply
-from fairflare.functional.blocks import blocks_of
+from fairflare.functional.blocks import compared, side_by_side
 
 SMOOTHED = 1e-6
 """Distances below this part of the median one count as it, in the geometric median."""
@@ -23,7 +23,7 @@ STEPS = 100
 BLOCK = 1 << 14
 """Positions read at once."""
 CELLS = 1 << 17
-"""Values computed with at once: what does not fit a processor's cache takes three times as long."""
+"""Values sorted at once: what does not fit a processor's cache takes three times as long."""
 ROUNDING = 1e-12
 """Sums of weights within this of 1/2 are 1/2."""
 BOUND = 2.5
@@ -72,14 +72,12 @@ def trimmed_mean(block: np.ndarray, weights: np.ndarray, trim: float) -> tuple[n
 def distances(replies: Sequence[Reply]) -> np.ndarray:
     """float64 (K, K): squared distances of the updates over their trainable entries, in one pass over the updates."""
     total = np.zeros((len(replies), len(replies)))
-    for key in sorted(replies[0].trainable & set(replies[0].update)):
-        for _, updates in blocks_of(replies, key, BLOCK):
-            for _, piece in pieces(np.stack(list(updates))):
-                block = piece.astype(np.float64)
-                block -= block.mean(0)  # what all updates share would drown their differences in rounding
-                products = block @ block.T
-                squares = np.diag(products)
-                total += squares[:, None] + squares[None, :] - 2 * products
+    for updates in side_by_side(replies, compared(len(replies))):
+        block = updates.astype(np.float64)
+        block -= block.mean(0)  # what all updates share would drown their differences in rounding
+        products = block @ block.T
+        squares = np.diag(products)
+        total += squares[:, None] + squares[None, :] - 2 * products
     return np.maximum(total, 0.0)
 
 
@@ -222,11 +220,9 @@ def agreements(replies: Sequence[Reply], norms: Mapping[str, float]) -> dict[str
     """Site -> mean cosine of its update with those of the K - 1 > 0 others, over trainable entries, in one pass."""
     lengths = np.array([norms[reply.site] or math.inf for reply in replies])[:, None]
     products = np.zeros(len(replies))
-    for key in sorted(replies[0].trainable & set(replies[0].update)):
-        for _, updates in blocks_of(replies, key, BLOCK):
-            for _, piece in pieces(np.stack(list(updates))):
-                block = piece / lengths
-                products += block @ block.sum(0)
+    for updates in side_by_side(replies, compared(len(replies))):
+        block = updates / lengths
+        products += block @ block.sum(0)
     own = np.isfinite(lengths[:, 0])
     return dict(zip([reply.site for reply in replies], ((products - own) / (len(replies) - 1)).tolist()))
 

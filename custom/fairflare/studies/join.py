@@ -169,9 +169,9 @@ def asked(configs: Sequence[RunConfig], plan: Plan, methods: bool = True, outsid
         expected(f"join: {config.method}", fits, f"the data, sites and seed of {first.method}", "others")
     made = {config.method: dataclasses.replace(config, solo=False) for config in configs}
     task = f"{first.task}:{first.preset}"
-    if methods:
-        return Question(task, tuple(labels), plan, first.seed, made=made, outside=tuple(outside))
-    return Question(task, (), plan, first.seed, made={DATA_ONLY: made[first.method]}, outside=tuple(outside))
+    if not methods:
+        labels, made = [], {DATA_ONLY: made[first.method]}
+    return Question(task, tuple(labels), plan, first.seed, made=made, outside=tuple(outside))
 
 
 def _data(config: RunConfig) -> dict[str, Any]:
