@@ -7,6 +7,7 @@ import math
 import numbers
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -124,7 +125,7 @@ class Egress:
             if not all_finite(tensor):
                 raise EgressRefused(f"weights {key}: not finite")
 
-    @property
+    @cached_property
     def _metric_ranges(self) -> dict[str, tuple[float, float]]:
         own = self.metrics if isinstance(self.metrics, Mapping) else {}
         return {name: own.get(name) or named(name).range for name in self.metrics}

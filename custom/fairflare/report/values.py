@@ -7,6 +7,7 @@ which this package serialises itself, go in as markup.
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -229,10 +230,12 @@ def drawn(figures: Iterable[str]) -> list[Markup]:
 @cache
 def environment(filters: tuple[tuple[str, Callable[..., Any]], ...] = (), folder: Path | None = None) -> Environment:
     """Templates of ``folder`` and of this one, with the filters that write values; unknown names are errors."""
-    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+    from jinja2 import Environment, FileSystemBytecodeCache, FileSystemLoader, StrictUndefined
     from markupsafe import Markup
 
     blocks: dict[str, Any] = dict.fromkeys(("trim_blocks", "lstrip_blocks", "keep_trailing_newline"), True)
+    with contextlib.suppress(RuntimeError, OSError):  # no folder for temporary files that is this user's alone
+        blocks["bytecode_cache"] = FileSystemBytecodeCache()
     loader = FileSystemLoader([*([folder] if folder else []), Path(__file__).parent])
     made = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, **blocks)
     code: Callable[[str], Markup] = Markup("<code>{}</code>").format

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from fairflare.core import registry
-from fairflare.core.execution import Execution, default_device, placed
+from fairflare.core.execution import Execution, default_device, eager, placed
 from fairflare.core.seeds import derive
 from fairflare.core.types import LocalWork, Round, StateDict
 from fairflare.data.tensors import Grouping, Split, TensorData
@@ -189,13 +189,13 @@ def _cox_loss(rows: Tensor, times: Tensor, at: Tensor) -> Tensor:
 def _ridge(rows: Tensor, times: Tensor, penalty: float) -> Tensor:
     """(F,) Cox's coefficients with a ridge penalty."""
     at = torch.zeros(rows.shape[1], dtype=torch.float64, requires_grad=True)
-    search = torch.optim.LBFGS([at], max_iter=100, line_search_fn="strong_wolfe")
+    search = eager(torch.optim.LBFGS)([at], max_iter=100, line_search_fn="strong_wolfe")
 
-    def loss() -> Tensor:
+    def loss() -> float:
         search.zero_grad()
         found = _cox_loss(rows, times, at) + penalty * at @ at / 2
         found.backward()
-        return found
+        return found.item()
 
     search.step(loss)
     return at.detach()

@@ -3,17 +3,15 @@
 
 from __future__ import annotations
 
-import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
 from itertools import count, islice
 from typing import Any, ClassVar, TypeAlias
 
 import torch
 
-from fairflare.core.execution import ahead, no_grad
+from fairflare.core.execution import ahead, eager, no_grad
 from fairflare.core.registry import trainer
 from fairflare.core.seeds import derive
 from fairflare.core.types import (
@@ -312,28 +310,6 @@ def keep_optimizer_beside(work: LocalWork) -> None:
     """Keep the state of the round's second optimizer, if it has one and the run keeps optimizers."""
     if work.training.keep_optimizer and "beside" in work.scratch:
         work.memory[BESIDE] = work.scratch["beside"].state_dict()
-
-
-WRAPPED = ("step", "add_param_group", "state_dict", "load_state_dict")
-"""Methods of optimizers that import ``torch._dynamo`` when they are first called, to tell a compiler that there may be
-to leave them alone: 1.3 CPU seconds in every process that trains, and a look for it at every step."""
-
-
-@cache
-def eager(cls: type[Optimizer]) -> Callable[..., Optimizer]:
-    """torch's optimizer ``cls`` without what its methods are wrapped in: the same arithmetic and the same state."""
-    methods: dict[str, Any] = {name: inspect.unwrap(getattr(cls, name)) for name in WRAPPED}
-    methods["step"] = torch.no_grad()(methods["step"])  # as the wrapper has it
-    methods["step"].hooked = True  # nor in a profiler's mark, which costs a small model's step a tenth
-    methods["zero_grad"] = _clear
-    return type(cls.__name__, (cls,), methods)
-
-
-def _clear(self: Optimizer, set_to_none: bool = True) -> None:
-    """``zero_grad`` without a profiler's mark."""
-    for group in self.param_groups:
-        for parameter in group["params"]:
-            parameter.grad = None if set_to_none or parameter.grad is None else parameter.grad.detach().zero_()
 
 
 PLACE = "place in the data"

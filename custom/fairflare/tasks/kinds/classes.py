@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from fairflare.core.execution import eager
 from fairflare.core.types import Objective, SiteData, local_objective
 from fairflare.functional.intervals import Array
 from fairflare.tasks import metrics
@@ -137,24 +138,23 @@ def _regression(task: Task, data: SiteData) -> Answers | None:
     known, y = y.unique(return_inverse=True)
     if len(known) < 2 or not x.isfinite().all():
         return None
-    from scipy.optimize import minimize  # a third of a CPU second, which a run on images does not need
-
     x, shape = x.double(), (len(known) if len(known) > 2 else 1, x.shape[1] + 1)
+    weights = torch.zeros(shape, dtype=torch.float64, requires_grad=True)
 
     def scores(inputs: Tensor, weights: Tensor) -> Tensor:
         found = F.linear(inputs, weights[:, :-1], weights[:, -1])
         return found if len(known) > 2 else F.pad(found, (1, 0))
 
     @torch.enable_grad()
-    def loss(at: Array) -> tuple[float, Array]:
-        weights = torch.from_numpy(at).view(shape).requires_grad_()
+    def loss() -> float:
         found = F.cross_entropy(scores(x, weights), y) + weights[:, :-1].square().sum() / (2 * len(x))
-        return found.item(), torch.autograd.grad(found, weights)[0].flatten().numpy()
+        (weights.grad,) = torch.autograd.grad(found, weights)
+        return found.item()
 
-    # Steps and ends as scikit-learn's; a solver that stops before it has converged is good enough here.
-    options = {"maxiter": MOST_STEPS, "maxls": 50, "gtol": 1e-4, "ftol": 64 * np.finfo(float).eps}
-    fit = minimize(loss, np.zeros(math.prod(shape)), jac=True, method="L-BFGS-B", options=options).x
-    weights = torch.from_numpy(fit).view(shape)
+    # Steps and end as scikit-learn's; a solver that stops before it has converged is good enough here.
+    ends = {"max_iter": MOST_STEPS, "tolerance_grad": 1e-4, "tolerance_change": 1e-9, "line_search_fn": "strong_wolfe"}
+    eager(torch.optim.LBFGS)([weights], **ends).step(loss)
+    weights = weights.detach()
 
     def answers(inputs: Tensor) -> Tensor:
         found = torch.full((len(inputs), len(task.classes)), -SURE)
