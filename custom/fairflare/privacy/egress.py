@@ -7,7 +7,7 @@ import math
 import numbers
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any
 
 import torch
@@ -66,9 +66,8 @@ class Egress:
             for name in answer_fields():
                 if name != "update" and getattr(answer, name) != getattr(allowed, name):
                     raise EgressRefused(f"{name}: more than the privacy budget covers")
-        for name, spec in answer_fields().items():
-            here = spec.travels(task, secure=self.secure)
-            CHECKS[spec.kind_in(task)](self, getattr(answer, name), _Field(name, spec, task, here))
+        for check, place in _checks(task, self.secure):
+            check(self, getattr(answer, place.name), place)
 
     def check_final(self, answer: Answer) -> None:
         """The last look at an answer: raise EgressRefused where secure sums ask for a mask and the update has none."""
@@ -210,7 +209,8 @@ def _check_numbers(what: str, found: Any, ranges: Mapping[str, Sequence[float]])
     _check_names(what, found, ranges)
     for name, value in found.items():
         low, high = ranges[name]
-        if isinstance(value, bool) or not isinstance(value, numbers.Real) or not math.isfinite(value):
+        plain = type(value) in (float, int)  # nearly always, and the general question takes long
+        if not plain and (isinstance(value, bool) or not isinstance(value, numbers.Real)) or not math.isfinite(value):
             raise EgressRefused(f"{what} {name}: not a finite number")
         if not low <= float(value) <= high:
             raise EgressRefused(f"{what} {name}: outside {low:g} to {high:g}")
@@ -253,3 +253,12 @@ CHECKS: Mapping[str, Callable[[Egress, Any, _Field], None]] = {
     **dict.fromkeys(("sealed", "sums", "adjusted", "benefit", "clinical", "reports"), Egress._check_of_exchange),
 }
 """Kind -> the check of a value before it leaves; what is of a kind that is not here cannot leave."""
+
+
+@cache
+def _checks(task: str, secure: bool) -> list[tuple[Callable[[Egress, Any, _Field], None], _Field]]:
+    """The check of every field of an answer to ``task``."""
+    return [
+        (CHECKS[spec.kind_in(task)], _Field(name, spec, task, spec.travels(task, secure=secure)))
+        for name, spec in answer_fields().items()
+    ]
