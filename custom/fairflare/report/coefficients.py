@@ -134,7 +134,7 @@ def heterogeneity(sums: np.ndarray) -> Json:
     Args:
         sums: (5,) of 1, w, w b, w b^2 and w^2, where w is one over the variance of b.
     """
-    from scipy.stats import chi2, t
+    from scipy.special import chdtrc, stdtrit  # those of scipy.stats, which is slow to import
 
     fits, w, wb, wbb, ww = map(float, sums)
     k = round(fits)
@@ -144,8 +144,8 @@ def heterogeneity(sums: np.ndarray) -> Json:
     q = max(wbb - wb * mean, 0.0)
     spread = max(q - degrees, 0.0) / (w - ww / w) if w > ww / w else 0.0
     variance = 1 / w + spread * ww / w**2  # of the mean with these weights, where sites differ by ``spread``
-    reach = float(t.ppf((1 + LEVEL) / 2, k - 2)) * math.sqrt(spread + variance)
-    found = {"fits": k, "q": q, "q_p": float(chi2.sf(q, degrees)), "i2": max(0.0, 1 - degrees / q) if q > 0 else 0.0}
+    reach = float(stdtrit(k - 2, (1 + LEVEL) / 2)) * math.sqrt(spread + variance)
+    found = {"fits": k, "q": q, "q_p": float(chdtrc(degrees, q)), "i2": max(0.0, 1 - degrees / q) if q > 0 else 0.0}
     return {**found, "tau": math.sqrt(spread), "next_low": mean - reach, "next_high": mean + reach}
 
 

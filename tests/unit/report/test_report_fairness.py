@@ -11,7 +11,6 @@ import math
 
 import numpy as np
 import pytest
-from scipy import stats
 
 from cases import each
 from fairflare.report import fairness
@@ -153,9 +152,3 @@ def test_client_std_is_the_deviation_over_two_kinds_of_clients(n_clean, n_corrup
 def test_client_std_needs_a_client():
     with pytest.raises(ValueError, match="at least one client"):
         fairness.client_std(0.9, 0.7, 0, 0)
-
-
-def test_the_student_quantile_is_scipys():
-    for df in (1, 2, 3, 4, 7, 10, 29, 30, 101, 466):
-        for level in (0.5, 0.9, 0.95, 0.99):
-            assert fairness.student_quantile(df, level) == pytest.approx(stats.t.ppf((1 + level) / 2, df), rel=1e-12)
