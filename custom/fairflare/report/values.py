@@ -236,8 +236,16 @@ def environment(filters: tuple[tuple[str, Callable[..., Any]], ...] = (), folder
     from markupsafe import Markup
 
     blocks: dict[str, Any] = dict.fromkeys(("trim_blocks", "lstrip_blocks", "keep_trailing_newline"), True)
-    with contextlib.suppress(RuntimeError, OSError):  # no folder for temporary files that is this user's alone
-        blocks["bytecode_cache"] = FileSystemBytecodeCache()
+
+    class Compiled(FileSystemBytecodeCache):
+        """Compiled templates in a folder that is this user's alone, where that has room."""
+
+        def dump_bytecode(self, bucket: Any) -> None:
+            with contextlib.suppress(OSError):
+                super().dump_bytecode(bucket)
+
+    with contextlib.suppress(RuntimeError, OSError):  # no such folder
+        blocks["bytecode_cache"] = Compiled()
     loader = FileSystemLoader([*([folder] if folder else []), Path(__file__).parent])
     made = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, **blocks)
     code: Callable[[str], Markup] = Markup("<code>{}</code>").format
