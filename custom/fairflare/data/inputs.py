@@ -17,7 +17,7 @@ from torch import Tensor
 
 from fairflare.core.errors import UserError
 from fairflare.core.validation import SHA256, expected
-from fairflare.data.readers.datalist import PREFIX
+from fairflare.data.readers.cases import PREFIX
 from fairflare.data.readers.table_features import Arrays, Columns, Feature, parsed, stacked
 
 if TYPE_CHECKING:  # a run on tables reads no images

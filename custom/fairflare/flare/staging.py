@@ -37,9 +37,10 @@ from fairflare.functional.likelihood import COX_SUMS
 from fairflare.networks.own import HUGGING_FACE, MONAI, class_path, is_hugging_face, is_own
 from fairflare.privacy.schemes import module_of as sums_module
 from fairflare.tasks.own.script import Script
+from fairflare.tasks.preflight import OF_FILES
 
 PACKAGE = "fairflare"
-KIND_OF_TIMES = "fairflare.tasks.kinds.survival"
+KIND_OF_TIMES, FILES = "fairflare.tasks.kinds.survival", "fairflare.data.readers.files"
 DATA = Path("datasets", "data")
 GROUPS = (plugins.GROUP, plugins.TASKS, plugins.SECURE_SUMS)
 ABOUT_DATA = "README.md"
@@ -170,6 +171,7 @@ def _reached(names: Iterable[str], own: Iterable[Path], modules: Mapping[str, Pa
     while not (more := reached([*names, *_declared_with(found, modules)], modules)) <= found:
         found |= more
         names += [CURVES, COX_SUMS] if KIND_OF_TIMES in found else []  # which others need none of
+        names += [OF_FILES] if FILES in found else []
     return found
 
 

@@ -21,6 +21,7 @@ from torch import Tensor
 from fairflare.core.errors import DataError, UserError
 from fairflare.core.validation import SHA256, expected, shown, some
 from fairflare.data.inputs import NAME, Encoder, Pooling
+from fairflare.data.readers.files import FileSplit as FileSplit
 from fairflare.data.readers.limits import check
 
 IDS = ("id", "ids", "patient_id", "patient", "slide_id")

@@ -93,8 +93,7 @@ class RunConfig:
         liars: share of the sites that mixing holds against.
         accept: codes of preflight's errors that count as warnings in this run, see ``findings.ACCEPTABLE``.
         after: what is done with the final model: "none", "recalibrate" or "conformal", see ``engine.after``.
-        after_step: the object of this name, an ``AfterStep``, whose code a job carries for no other run; None: nothing is
-            done.
+        after_step: the object of this name, an ``AfterStep``, whose code no other run's job carries; None: no step.
         best_by: how the best model among those of the rounds is chosen by validation: "none", "mean", "worst" or
             "trade-off", see ``engine.best``.
         best_weight: w of the trade-off, mean - w (mean - worst).

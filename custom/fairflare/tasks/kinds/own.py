@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 
 from fairflare.core.errors import DataError, UserError
 from fairflare.core.validation import Names
-from fairflare.data.readers.datalist import DESCRIPTION, INSIDE, PREFIX
+from fairflare.data.readers.cases import DESCRIPTION, INSIDE, PREFIX
 from fairflare.data.site_config import SiteConfig
 from fairflare.data.tensors import TensorData
 from fairflare.tasks.base import Task, expect, expect_choices

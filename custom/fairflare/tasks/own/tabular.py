@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import importlib
 import itertools
 import json
 from collections.abc import Mapping, Sequence
@@ -19,9 +20,8 @@ from fairflare.core.seeds import derive
 from fairflare.core.types import Training
 from fairflare.core.validation import Names, Text, shown, some
 from fairflare.data import table_columns
-from fairflare.data.inputs import NAME, Encoder, Pooling, Scaling, TableInputs, Vectors, names
-from fairflare.data.readers.datalist import PATIENTS, identities_of, patients_of
-from fairflare.data.readers.files import FileSplit
+from fairflare.data.inputs import NAME, VECTORS, Encoder, Pooling, Scaling, TableInputs, Vectors, names
+from fairflare.data.readers.cases import PATIENTS, identities_of, patients_of
 from fairflare.data.readers.table_features import check_cells
 from fairflare.data.readers.tables import MISSING, SUFFIXES, read_table
 from fairflare.data.site_config import SiteConfig
@@ -34,6 +34,8 @@ from fairflare.tasks.kinds.own import OwnData, OwnGrades
 
 if TYPE_CHECKING:
     import pandas
+
+    from fairflare.data.readers.files import FileSplit
 
 SPLIT = "split"
 SPLITS = ("train", "val", "test")
@@ -171,8 +173,8 @@ class Tabular(OwnData):
                 splits[name] = Split(inputs[index], labels[index], about, owners, known)
             else:
                 told = labels[index] if self.kind.has_classes else labels[:0]
-                threads = own.num_workers
-                splits[name] = FileSplit(index.tolist(), bags, told, about, 0.0, threads, patients=owners)
+                threads, reader = own.num_workers, importlib.import_module(VECTORS)
+                splits[name] = reader.FileSplit(index.tolist(), bags, told, about, 0.0, threads, patients=owners)
         data = TensorData.of(splits, n_classes=self.kind.n_classes(self.classes))
         data.scaling, data.conversion, data.keyed = scaling, own.conversion, bool(own.patient_key)
         return data
