@@ -15,11 +15,9 @@ from fairflare.core.schema import (
     Instruction,
     Slot,
     answer_fields,
-    first_with_secure_sums,
     flat,
     instruction_fields,
     nested,
-    rest_with_secure_sums,
     slots_of,
 )
 from fairflare.core.types import Number, Outline, Round, TensorSpec
@@ -27,7 +25,7 @@ from fairflare.engine import field_checks
 from fairflare.engine.checks import check_received
 from fairflare.engine.clinical import View
 from fairflare.engine.exchanges.base import refusing
-from fairflare.engine.exchanges.sums import sealed_check
+from fairflare.engine.exchanges.sums import first_with_secure_sums, rest_with_secure_sums, sealed_check
 from fairflare.engine.field_checks import checked_seconds
 from fairflare.engine.gate import Gate, inspect_evaluation
 from fairflare.engine.traffic import Traffic
