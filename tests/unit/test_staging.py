@@ -213,6 +213,7 @@ def test_imports_by_name_are_known():
     known |= {"flare/egress.py", "flare/staging.py", "networks/own.py", "privacy/secure_sums.py"}
     known |= {"data/inputs.py", "engine/setup/config.py", "networks/hugging_face.py"}  # staged
     known |= {"tasks/preflight.py", "tasks/own/tabular.py", "networks/builtin.py"}  # of files and bags, of images
+    known |= {"data/site_config.py"}  # of tables
     known |= {"trainers/newton.py", "tasks/bundle_parts.py"}  # of a bundle MONAI's and PyTorch's listed classes
     assert not {name for name in found if name.split("/")[0] not in DESK - {"datasets"}} - known, sorted(found)
 
@@ -233,6 +234,11 @@ def test_code_for_networks_by_class_travels_with_a_class_alone():
     assert MONAI not in modules_of_run(run)
     run.options = {"model": '{"class_path": "monai.networks.nets.UNet"}'}
     assert MONAI in modules_of_run(run)
+
+
+def test_a_job_with_images_carries_nothing_of_tables():
+    names = {path.as_posix() for path in at_site("fedavg", "classification")}
+    assert not names & {"data/inputs.py", "data/table_columns.py", "data/readers/table_features.py"}
 
 
 def test_code_of_volumes_travels_with_their_tasks_alone():

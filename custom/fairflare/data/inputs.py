@@ -18,12 +18,12 @@ from torch import Tensor
 from fairflare.core.errors import UserError
 from fairflare.core.validation import SHA256, expected
 from fairflare.data.readers.cases import PREFIX
+from fairflare.data.readers.cases import SIGN as SIGN
 from fairflare.data.readers.table_features import Arrays, Columns, Feature, parsed, stacked
+from fairflare.data.tensors import ImageInputs as ImageInputs
 
-if TYPE_CHECKING:  # a run on tables reads no images
-    from fairflare.data.readers.pictures import Reader
+if TYPE_CHECKING:
     from fairflare.data.readers.vectors import Bags
-    from fairflare.data.readers.volumes import VolumeReader
     from fairflare.data.site_config import SiteConfig
 
 Features = tuple[np.ndarray, np.ndarray]
@@ -31,8 +31,6 @@ Features = tuple[np.ndarray, np.ndarray]
 LONGEST = 100_000
 """Features of a table."""
 Pooling = Literal["mean", "max", "attention"]
-SIGN = "::"
-"""Stands in the name of an encoder's feature between its folder and its place, "uni::17"."""
 NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,59}")
 VECTORS = "fairflare.data.readers.vectors"
 """What reads an encoder's features: by a name that no reader of imports follows, as few runs need it."""
@@ -203,20 +201,3 @@ class TableInputs:
         features = self.vectors.of(own)
         ids = features.ids_of(columns, Path(own.datalist).name)
         return lambda row: (features.with_rows(ids[row], inputs[row]), targets[row])
-
-
-@dataclass(frozen=True)
-class ImageInputs:
-    """How an image file becomes what the network takes.
-
-    Attributes:
-        reader: from a file to uint8 (channels, size, size), or (1, X, Y, Z) of volumes.
-        mean: per channel on [0, 1]; as many as the network has channels.
-        std: likewise, > 0.
-        volumes: whether a file is one volume.
-    """
-
-    reader: Reader | VolumeReader
-    mean: tuple[float, ...]
-    std: tuple[float, ...]
-    volumes: bool = False

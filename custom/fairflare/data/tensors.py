@@ -23,12 +23,14 @@ from fairflare.core.execution import moved
 from fairflare.core.types import LABEL as LABEL
 from fairflare.core.types import Batch, SplitName
 from fairflare.core.validation import shown
-from fairflare.data.inputs import Scaling
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-    from fairflare.data.readers.files import FileSplit  # a table of rows is none
+    from fairflare.data.inputs import Scaling  # of tables
+    from fairflare.data.readers.files import FileSplit  # of images, and of bags
+    from fairflare.data.readers.pictures import Reader
+    from fairflare.data.readers.volumes import VolumeReader
 
 
 ROTATION = 10.0
@@ -238,6 +240,23 @@ class TensorData:
         inputs, targets = next(split.read([torch.arange(len(split))]))
         inputs = normalised(as_float(moved(inputs, self.device)), self.mean, self.std)
         return Split(inputs, moved(targets, self.device))
+
+
+@dataclass(frozen=True)
+class ImageInputs:
+    """How an image file becomes what the network takes.
+
+    Attributes:
+        reader: from a file to uint8 (channels, size, size), or (1, X, Y, Z) of volumes.
+        mean: per channel on [0, 1]; as many as the network has channels.
+        std: likewise, > 0.
+        volumes: whether a file is one volume.
+    """
+
+    reader: Reader | VolumeReader
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    volumes: bool = False
 
 
 def batches_of(order: Tensor, batch_size: int, lone: bool = False) -> list[Tensor]:

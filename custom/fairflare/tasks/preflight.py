@@ -18,8 +18,7 @@ from torch import Tensor
 from fairflare.core.errors import DataError, MissingData
 from fairflare.core.findings import SPLIT_NAMES, Finding, accept, worst_first
 from fairflare.core.types import Need
-from fairflare.data.inputs import SIGN
-from fairflare.data.readers.cases import NO_LABEL
+from fairflare.data.readers.cases import NO_LABEL, SIGN
 from fairflare.data.site_config import SiteConfig
 from fairflare.data.tensors import Grouping, Split, TensorData
 from fairflare.tasks.base import Task

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What lists of files and tables share: whose a case is, cases without a label, names of files and folders."""
+"""What lists of files, tables and a site's own file share: whose a case is, how dates are written, names of files."""
 
 from __future__ import annotations
 
@@ -19,6 +19,25 @@ PATIENTS = ("patient_id", "patient")
 """Keys of an entry, or columns of a table, that say which patient a case is of; the first that is there counts."""
 PREFIX = "client_"
 """Datalists are often called client_<SITE>.json."""
+SIGN = "::"
+"""Stands in the name of an encoder's feature between its folder and its place, "uni::17"."""
+EXCEL = "excel"
+ISO, SWAPPED = "YYYY-MM-DD", "YYYY-DD-MM"
+DATES: Mapping[str, str] = {
+    ISO: "%Y-%m-%d",
+    "DD.MM.YYYY": "%d.%m.%Y",
+    SWAPPED: "%Y-%d-%m",
+    "YYYY/MM/DD": "%Y/%m/%d",
+    "YYYYMMDD": "%Y%m%d",
+    "DD/MM/YYYY": "%d/%m/%Y",
+    "MM/DD/YYYY": "%m/%d/%Y",
+    "DD-MM-YYYY": "%d-%m-%Y",
+    "MM-DD-YYYY": "%m-%d-%Y",
+    "DD-MON-YYYY": "%d-%b-%Y",
+    "DDMONYYYY": "%d%b%Y",
+    EXCEL: "",
+}
+"""How dates may be written, of which the first two are read anywhere -> as ``strptime`` says it; Excel counts days."""
 DESCRIPTION = "dataset"
 """``dataset.json`` in a folder of datalists says what they are of; see ``prepare``."""
 INSIDE = "fairflare"
