@@ -143,7 +143,7 @@ def build(name: str, *args: int, **kwargs: object) -> nn.Module:
     network = makers[name](*args, **kwargs)
     if isinstance(cuts, int) and cuts:
         network, kwargs["cuts"] = Ordered(network, cuts), cuts
-    network.made_of = {"name": name, "sizes": list(args), "options": kwargs}  # type: ignore[assignment]  # a plain attribute, which no state dict holds
+    network.made_of = {"name": name, "sizes": list(args), "options": kwargs}
     return network
 
 

@@ -164,7 +164,8 @@ class Tabular(OwnData):
         scaling = prepared.fixed or scaled_by(numbers[rows["train"]])
         inputs = torch.cat((scaling(numbers), torch.from_numpy(plain)), dim=1)
         whose, identities = patients_of(columns), identities_of(columns, own.patient_key)
-        bags, splits = prepared.bags(own, columns, inputs, labels), dict[str, Split | FileSplit]()
+        bags = prepared.bags(own, columns, inputs, labels)
+        splits: dict[str, Split | FileSplit] = {}
         for name, index in rows.items():
             about = {a: [columns[a][i] for i in index] for a in self.attributes}
             owners = None if whose is None else whose[index]
