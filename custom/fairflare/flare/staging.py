@@ -34,7 +34,8 @@ from fairflare.engine.setup.run_config import RunConfig
 from fairflare.engine.setup.site_parts import FEATURES, FOLDS, TUNING
 from fairflare.flare.executor import SCRIPT, WEIGHTS
 from fairflare.functional.likelihood import COX_SUMS
-from fairflare.networks.own import HUGGING_FACE, MONAI, class_path, is_hugging_face, is_own
+from fairflare.networks.own import OWN_CLASS, is_own
+from fairflare.networks.own_class import HUGGING_FACE, MONAI, class_path, is_hugging_face
 from fairflare.privacy.schemes import module_of as sums_module
 from fairflare.tasks.own.script import Script
 from fairflare.tasks.preflight import OF_FILES
@@ -184,7 +185,7 @@ def modules_of_run(config: RunConfig) -> list[str]:
     wanted |= {TUNING: config.tune != "all", WEIGHTS: config.tune != "all"}
     wanted[SITE_NOISE] = bool(config.site_epsilon)
     wanted |= {sums_module("ckks"): True} if config.secure_sum == "ckks" else {}
-    wanted[MONAI] = is_own(str(config.options.get("model", "")))
+    wanted[OWN_CLASS] = wanted[MONAI] = is_own(str(config.options.get("model", "")))
     wanted[HUGGING_FACE] = is_hugging_face(class_path(str(config.options.get("model", ""))))
     wanted[FEATURES] = config.tune == "head"
     wanted[VECTORS] = bool(config.options.get("vectors"))
