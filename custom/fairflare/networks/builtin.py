@@ -119,14 +119,14 @@ def regression(features: int, classes: int = 2) -> Regression:
     return Regression(features) if classes > 1 else Line(features)
 
 
-IMAGES = "fairflare.networks.images"
-"""Where the networks of images are: by a name that no reader of imports follows, as tables need none of them."""
 OF_TABLES: dict[str, Callable[..., nn.Module]] = {
     "mlp": mlp,
     "linear": linear,
     "logistic": logistic,
     "regression": regression,
 }
+IMAGES = ".images"
+"""The module of images' networks beside this one: by a name that no reader of imports follows, as tables need none."""
 NETWORKS = ("small-cnn", "small-cnn-bn", "resnet10", "resnet18", *OF_TABLES, "unet", "small-unet")
 
 
@@ -139,7 +139,7 @@ def build(name: str, *args: int, **kwargs: object) -> nn.Module:
     if name not in NETWORKS:
         raise UserError(f"network: expected one of {', '.join(NETWORKS)}, got {name!r}")
     cuts = kwargs.pop("cuts", 0)
-    makers: Any = OF_TABLES if name in OF_TABLES else importlib.import_module(IMAGES).NETWORKS
+    makers: Any = OF_TABLES if name in OF_TABLES else importlib.import_module(IMAGES, __package__).NETWORKS
     network = makers[name](*args, **kwargs)
     if isinstance(cuts, int) and cuts:
         network, kwargs["cuts"] = Ordered(network, cuts), cuts

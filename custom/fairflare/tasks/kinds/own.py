@@ -114,14 +114,6 @@ class OwnData(Task):
         """The first option that training rows would decide, and what is expected of it; "" where they decide none."""
         return ""
 
-    def look(self, source: Any) -> Any:
-        """What an image is like, as ``data.readers.pictures.Looked``; None where examples are none.
-
-        Raises:
-            DataError: it cannot be read.
-        """
-        return None
-
     @abstractmethod
     def read(self, own: SiteConfig) -> TensorData:
         """The examples that the list of ``own`` names; its paths are relative to the data root."""
