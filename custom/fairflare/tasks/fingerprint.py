@@ -200,9 +200,11 @@ def fingerprint(task: OwnData, site: str, own: SiteConfig | None, min_count: int
     items = [item for item in getattr(train, "items", ()) if isinstance(item, Item)]
     spaced = np.linspace(0, len(items) - 1, min(len(items), LOOKED_AT)).round().astype(int)
     looks = []
-    for row in sorted(set(spaced.tolist())) if isinstance(task, OwnFiles) else ():
-        with contextlib.suppress(DataError):
-            looks.append((volume_looked_at if task.volumes else looked_at)(items[row].image, task.window))
+    if isinstance(task, OwnFiles):
+        look = volume_looked_at if task.volumes else looked_at
+        for row in sorted(set(spaced.tolist())):
+            with contextlib.suppress(DataError):
+                looks.append(look(items[row].image, task.window))
     if min_count is None or len(looks) < min_count:
         return Fingerprint(len(train), classes=classes)
     labels = torch.tensor([item.label for item in items if isinstance(item.label, float)])
