@@ -11,7 +11,6 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
-from importlib.metadata import EntryPoint
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -121,7 +120,9 @@ def copy_plugin_packages(custom: Path, names: Iterable[str], own: Iterable[Path]
             target = custom / top / path.relative_to(folder)
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(path, target)
-        points = [point for group in GROUPS for point in plugins.in_group(group) if _top_of(point) == top]
+        points = [
+            point for group in GROUPS for point in plugins.in_group(group) if point.module.partition(".")[0] == top
+        ]
         about = custom / f"{top}-{points[0].dist.version if points[0].dist else 0}.dist-info"
         about.mkdir()
         groups = (
@@ -144,10 +145,6 @@ def needed(names: Iterable[str], own: Iterable[Path] = ()) -> set[Path]:
     package, modules = Path(fairflare.__file__).parent, _modules()
     paths = [modules[name] for name in _reached(names, own, modules) if name.partition(".")[0] == PACKAGE]
     return {path.relative_to(package) for path in [*paths, *_other_files(package, paths)]}
-
-
-def _top_of(point: EntryPoint) -> str:
-    return point.module.partition(".")[0]
 
 
 def _package_folders() -> dict[str, Path]:

@@ -216,7 +216,7 @@ class SiteSums:
         sent = (sha256, instruction.orders, answer.round, instruction.round.total)
         self._received = fingerprint(self._federation, *sent)
         self._terms = self._rule.terms(answer.scalars, answer.n_examples, self._kept(answer.round))
-        return first_with_secure_sums(answer)
+        return travelling(answer, "train")
 
     def seal(self, instruction: Instruction) -> Answer:
         """The answer to "sum"; raises SumRefused, for other numbers in a round too: their masks could be the same."""
@@ -363,14 +363,9 @@ class SiteSums:
         return self._held
 
 
-def first_with_secure_sums(answer: Answer) -> Answer:
-    """What of an answer to "train" leaves at once in a run with secure sums."""
-    return _travelling(answer, "train")
-
-
 def rest_with_secure_sums(answer: Answer) -> Answer:
     """What of an answer to "train" leaves with its update in a run with secure sums, the update not yet masked."""
-    kept = _travelling(answer, "weigh")
+    kept = travelling(answer, "weigh")
     shown: dict[str, Any] = {
         name: {key: value for key, value in getattr(kept, name).items() if key not in spec.hidden}
         for name, spec in answer_fields().items()
@@ -379,7 +374,8 @@ def rest_with_secure_sums(answer: Answer) -> Answer:
     return dataclasses.replace(kept, **shown)
 
 
-def _travelling(answer: Answer, task: str) -> Answer:
+def travelling(answer: Answer, task: str) -> Answer:
+    """What of an answer to "train" leaves in a run with secure sums: at once, or with its update ("weigh")."""
     fields = answer_fields().items()
     names = [name for name, spec in fields if spec.kind in ("name", "error") or spec.travels(task, secure=True)]
     return Answer(**{name: getattr(answer, name) for name in names})
