@@ -17,8 +17,6 @@ from fairflare.core.seeds import derive
 from fairflare.core.types import Round
 from fairflare.core.validation import Names, Range
 
-__path__: list[str] = []  # plugins of 0.2 import `participation.base`, see `MOVED` in core.plugins
-
 
 class Selector:
     """A frozen dataclass of parameters whose ``select`` is a pure function of its arguments.

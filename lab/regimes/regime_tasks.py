@@ -30,6 +30,7 @@ from fairflare.data.tensors import Split, TensorData
 from fairflare.datasets.partition import redrawn
 from fairflare.engine.setup import tasks
 from fairflare.networks import builtin as networks
+from fairflare.networks import images
 from fairflare.tasks.base import PARTITION, SPLIT, Preset, Task, TestSet, site_index
 from fairflare.tasks.kinds.masks import MASKS
 from fairflare_lab.datasets import ham10000, office_caltech
@@ -390,7 +391,7 @@ class Outlines(Bench):
         return {site: kind + look.get(site, "") for site, kind in ham10000.SITES.items()}
 
     def network(self) -> nn.Module:
-        return networks.UNet(3, 1, (8, 16, 32), "group")
+        return images.UNet(3, 1, (8, 16, 32), "group")
 
     def built(self) -> tuple[Sets, Sets]:
         pictures, masks = outlines()

@@ -207,7 +207,7 @@ def test_two_jobs_do_not_keep_one_sites_memory(tmp_path, monkeypatch):
 
 
 def test_two_jobs_do_not_continue_one_federation(tmp_path, monkeypatch):
-    places = pytest.importorskip("fairflare.flare.paths")
+    places = pytest.importorskip("fairflare.flare.server_state")
     monkeypatch.setattr(places, "WAIT", 0.0)
     folder = tmp_path / "id"
 

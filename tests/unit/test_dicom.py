@@ -21,7 +21,8 @@ from fairflare.core.errors import DataError, UserError
 from fairflare.data.readers import dicom
 from fairflare.data.readers.datalist import Frame, Item, read_datalist
 from fairflare.data.readers.geometry import frames, geometry_of, looks_like_image, slices_of
-from fairflare.data.readers.pictures import Reader, looked_at, stored
+from fairflare.data.readers.looks import looked_at
+from fairflare.data.readers.pictures import Reader, stored
 from fairflare.engine.setup import tasks
 from fairflare.import_data.folders import headers
 

@@ -27,7 +27,8 @@ from fairflare.engine.setup.at_site import build_site
 from fairflare.engine.setup.config import make_config
 from fairflare.engine.setup.local import run_local
 from fairflare.engine.setup.parts import build_parts
-from fairflare.networks.builtin import mlp, small_cnn
+from fairflare.networks.builtin import mlp
+from fairflare.networks.images import small_cnn
 from fairflare.privacy import differential_privacy
 from fairflare.privacy.differential_privacy import (
     ORDERS,

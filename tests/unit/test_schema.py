@@ -15,11 +15,9 @@ from fairflare.core.schema import (
     Instruction,
     Slot,
     answer_fields,
-    first_with_secure_sums,
     flat,
     instruction_fields,
     nested,
-    rest_with_secure_sums,
     slots_of,
 )
 from fairflare.core.types import Number, Outline, Round, TensorSpec
@@ -27,7 +25,7 @@ from fairflare.engine import field_checks
 from fairflare.engine.checks import check_received
 from fairflare.engine.clinical import View
 from fairflare.engine.exchanges.base import refusing
-from fairflare.engine.exchanges.sums import sealed_check
+from fairflare.engine.exchanges.sums import rest_with_secure_sums, sealed_check, travelling
 from fairflare.engine.field_checks import checked_seconds
 from fairflare.engine.gate import Gate, inspect_evaluation
 from fairflare.engine.traffic import Traffic
@@ -286,7 +284,7 @@ def test_a_required_number_must_be_there():
 
 def test_with_secure_sums_nothing_hidden_leaves_and_the_rest_leaves_once_it_is_masked():
     answer = good("train")
-    first, rest = first_with_secure_sums(answer), rest_with_secure_sums(answer)
+    first, rest = travelling(answer, "train"), rest_with_secure_sums(answer)
     assert (first.n_examples, first.steps, first.round) == (30, 7, 2)
     for name, spec in answer_fields().items():
         default = getattr(Answer("site-1"), name)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 from fairflare.core.errors import UserError
-from fairflare.core.settings import document
+from fairflare.core.validation import exact
 
 Per = Literal["round", "site", "group", "layer", "cell"]
 Chart = Literal["lines", "map", "table", "none"]
@@ -77,8 +77,8 @@ def read(declared: Any) -> list[Note]:
     """The notes that a log declares; left out is what ``Note.to_json`` cannot have written, and a name's second."""
     found: dict[str, Note] = {}
     for one in declared if isinstance(declared, list) else ():
-        with contextlib.suppress(UserError, TypeError, ValueError):
-            note = Note(**document(Note, one))
+        with contextlib.suppress(UserError, AttributeError, KeyError, TypeError, ValueError):
+            note = Note(**{key: exact(Note, key, value) for key, value in one.items()})
             found.setdefault(note.name, note)
     return list(found.values())
 

@@ -180,7 +180,7 @@ def _once(
 def _import_rooms() -> None:
     for room in ROOMS:
         package = importlib.import_module(f"fairflare.{room}")
-        for info in pkgutil.iter_modules(package.__path__):
+        for info in pkgutil.iter_modules(getattr(package, "__path__", [])):  # one is a module
             _in_rooms.append(importlib.import_module(f"{package.__name__}.{info.name}").__name__)
 
 

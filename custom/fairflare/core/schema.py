@@ -255,28 +255,6 @@ def audited(values: Mapping[str, Any]) -> dict[str, Any]:
     return {name: dict(value) if isinstance(value, Mapping) else value for name, value in kept.items()}
 
 
-def first_with_secure_sums(answer: Answer) -> Answer:
-    """What of an answer to "train" leaves at once in a run with secure sums."""
-    return _travelling(answer, "train")
-
-
-def rest_with_secure_sums(answer: Answer) -> Answer:
-    """What of an answer to "train" leaves with its update in a run with secure sums, the update not yet masked."""
-    kept = _travelling(answer, "weigh")
-    shown: dict[str, Any] = {
-        name: {key: value for key, value in getattr(kept, name).items() if key not in spec.hidden}
-        for name, spec in answer_fields().items()
-        if spec.hidden
-    }
-    return dataclasses.replace(kept, **shown)
-
-
-def _travelling(answer: Answer, task: str) -> Answer:
-    fields = answer_fields().items()
-    names = [name for name, spec in fields if spec.kind in ("name", "error") or spec.travels(task, secure=True)]
-    return Answer(**{name: getattr(answer, name) for name in names})
-
-
 T = TypeVar("T")
 
 

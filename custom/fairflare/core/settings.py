@@ -180,16 +180,3 @@ def whole(cls: type, what: str, values: Mapping[str, Any]) -> dict[str, Any]:
     names = [field.name for field in dataclasses.fields(cls)]
     exactly_the_keys(what, values, names)
     return {name: validation.exact(cls, name, values[name]) for name in names}
-
-
-def document(cls: type, content: Any, hidden: Collection[str] = ()) -> dict[str, Any]:
-    """The values of a file whose keys are fields of the dataclass ``cls``, but for those that are ``hidden``.
-
-    UserError for anything else: an unknown key (what was meant, or the known ones), or a value that does not fit.
-    """
-    if not isinstance(content, Mapping):
-        raise UserError(f"expected keys and values, got {type(content).__name__}")
-    known = [field.name for field in dataclasses.fields(cls) if field.name not in hidden]
-    if unknown := [key for key in content if key not in known]:
-        raise UserError(unlisted("key", unknown[0], known))
-    return {key: validation.exact(cls, key, value) for key, value in content.items()}

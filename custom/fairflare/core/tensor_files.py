@@ -14,7 +14,7 @@ import math
 import os
 import stat
 import struct
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -29,17 +29,6 @@ from fairflare.core.errors import UserError
 
 MAPPED = 1 << 18
 """Bytes from which on mapping a file costs less than reading it."""
-
-
-class InFile:
-    """A flat tensor of ``size`` entries in a file that is read when asked for."""
-
-    size: int
-    dtype: torch.dtype
-
-    def tensor(self) -> torch.Tensor:
-        """(size,): a copy in memory."""
-        raise NotImplementedError
 
 
 @dataclass(frozen=True, eq=False)
@@ -168,21 +157,8 @@ def _names() -> dict[torch.dtype, str]:
     return {dtype: name for name, dtype in file_types().items()}
 
 
-@dataclass(frozen=True)
-class _Entry:
-    """A tensor that is to be written: only when its turn comes is it read."""
-
-    dtype: torch.dtype
-    shape: Sequence[int]
-    read: Callable[[], Tensor]
-
-    @property
-    def nbytes(self) -> int:
-        return math.prod(self.shape) * self.dtype.itemsize
-
-
 def write(file: BinaryIO, content: Any, **about: str) -> None:
-    """Write mappings, lists, tuples, plain values and dense tensors, one tensor in memory at a time.
+    """Write mappings, lists, tuples, plain values and dense tensors, one tensor copied to memory at a time.
 
     Args:
         content: what ``read`` returns, bit for bit; keys are plain values.
@@ -192,23 +168,23 @@ def write(file: BinaryIO, content: Any, **about: str) -> None:
         TypeError: it holds anything else.
         ValueError: it holds more tensors than a header can name.
     """
-    entries: dict[str, _Entry] = {}
+    entries: dict[str, Tensor] = {}
     form = json.dumps(_Writing(entries).form(content, ()), allow_nan=False, separators=(",", ":"))
     # Wide types first: then each entry begins where its type may, without a gap, which the format has none of.
     order = sorted(entries.items(), key=lambda item: -item[1].dtype.itemsize)
     header: dict[str, Any] = {"__metadata__": {"format": "pt", CONTENT: form, **about}}
     place = 0
-    for name, entry in order:
-        end = place + entry.nbytes
-        header[name] = {"dtype": _names()[entry.dtype], "shape": list(entry.shape), "data_offsets": [place, end]}
+    for name, tensor in order:
+        end = place + tensor.nbytes
+        header[name] = {"dtype": _names()[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [place, end]}
         place = end
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
     if len(text) > LONGEST_HEADER:
         raise ValueError(f"expected at most {LONGEST_HEADER} bytes of names and plain values, got {len(text)}")
     file.write(struct.pack("<Q", len(text)) + text)
-    for _, entry in order:
-        file.write(entry.read().detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
+    for _, tensor in order:
+        file.write(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
 
 
 def read(path: Path) -> Any:
@@ -272,14 +248,12 @@ class _Names:
 class _Writing:
     """Makes JSON of content: containers but lists and whatever JSON has no word for are objects with one key."""
 
-    entries: dict[str, _Entry]
+    entries: dict[str, Tensor]
     names: _Names = field(default_factory=_Names)
     same: dict[Any, str] = field(default_factory=dict)
     """Where a tensor lies in memory, and how -> its name."""
 
     def form(self, value: Any, path: tuple[Any, ...]) -> Any:
-        if isinstance(value, InFile):
-            return self._entry(_Entry(value.dtype, (value.size,), value.tensor), path)
         if isinstance(value, Mapping):
             return {"map": [[_key(_plain(key)), self.form(item, (*path, key))] for key, item in value.items()]}
         if isinstance(value, (list, tuple)):
@@ -294,12 +268,8 @@ class _Writing:
         # The same model of several sites is there once; a state dict has every entry, whoever reads it.
         if len(path) > 1 and value.numel() and lies in self.same:
             return {"same": self.same[lies]}
-        found = self._entry(_Entry(value.dtype, value.shape, lambda: value), path)
-        self.same[lies] = next(reversed(self.entries))
-        return found
-
-    def _entry(self, entry: _Entry, path: tuple[Any, ...]) -> Any:
-        self.entries[self.names.at(path)] = entry
+        self.same[lies] = name = self.names.at(path)
+        self.entries[name] = value
         return {"tensor": 0}
 
 

@@ -3,12 +3,10 @@
 
 from __future__ import annotations
 
-import importlib
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -16,14 +14,12 @@ import torch
 from torch import Tensor
 
 from fairflare.core.errors import UserError
-from fairflare.core.validation import SHA256, expected
-from fairflare.data.readers.datalist import PREFIX
+from fairflare.data.readers.cases import SIGN as SIGN
 from fairflare.data.readers.table_features import Arrays, Columns, Feature, parsed, stacked
+from fairflare.data.tensors import ImageInputs as ImageInputs
 
-if TYPE_CHECKING:  # a run on tables reads no images
-    from fairflare.data.readers.pictures import Reader
-    from fairflare.data.readers.vectors import Bags
-    from fairflare.data.readers.volumes import VolumeReader
+if TYPE_CHECKING:
+    from fairflare.data.readers.vectors import Vectors
     from fairflare.data.site_config import SiteConfig
 
 Features = tuple[np.ndarray, np.ndarray]
@@ -31,8 +27,6 @@ Features = tuple[np.ndarray, np.ndarray]
 LONGEST = 100_000
 """Features of a table."""
 Pooling = Literal["mean", "max", "attention"]
-SIGN = "::"
-"""Stands in the name of an encoder's feature between its folder and its place, "uni::17"."""
 NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,59}")
 VECTORS = "fairflare.data.readers.vectors"
 """What reads an encoder's features: by a name that no reader of imports follows, as few runs need it."""
@@ -93,53 +87,6 @@ class Scaling:
 
 
 @dataclass(frozen=True)
-class Encoder:
-    """What made the features: the name and SHA-256 of its weights, and how many numbers a vector has."""
-
-    name: str
-    width: int
-    sha256: str
-
-    def __str__(self) -> str:
-        """As the option ``encoder`` has it: NAME:NUMBERS:SHA256."""
-        return f"{self.name}:{self.width}:{self.sha256}"
-
-    @classmethod
-    def of(cls, text: str) -> Encoder:
-        """Read ``str`` back; UserError for anything else."""
-        name, _, rest = text.partition(":")
-        width, _, sha256 = rest.partition(":")
-        fits = bool(NAME.fullmatch(name)) and width.isascii() and width.isdigit() and 0 < int(width[:6]) <= 20_000
-        expected("encoder", fits and bool(SHA256.fullmatch(sha256)), "NAME:NUMBERS:SHA256 of its weights", text)
-        return cls(name, int(width), sha256)
-
-
-def names(folder: str, width: int) -> list[str]:
-    """What the features are called as columns."""
-    return [f"{folder}{SIGN}{k}" for k in range(width)]
-
-
-@dataclass(frozen=True)
-class Vectors:
-    """An encoder's features beside a table: in which folder of the data root, of which encoder, and what bags become.
-
-    ``encoder`` is as ``Encoder`` is written.
-    """
-
-    folder: str
-    encoder: str
-    pooling: Pooling
-
-    def of(self, own: SiteConfig) -> Bags:
-        """Those of a site; raises DataError."""
-        stem = Path(own.datalist).stem.removeprefix(PREFIX)
-        reader: Any = importlib.import_module(VECTORS)
-        found: Bags = reader.Bags(Path(own.data_root), self.folder, stem, own.links)
-        found.check(self.encoder)
-        return found
-
-
-@dataclass(frozen=True)
 class TableInputs:
     """How the rows of a table become features.
 
@@ -186,37 +133,10 @@ class TableInputs:
 
         Bags that attention pools stay where they are.
         """
-        found = dict(columns)
-        if self.vectors is not None and self.vectors.pooling != "attention":
-            features = self.vectors.of(own)
-            ids = features.ids_of(columns, Path(own.datalist).name)
-            pooled = features.pooled(ids, self.vectors.pooling)
-            found |= zip(names(self.vectors.folder, pooled.shape[1]), pooled.T, strict=True)
-        return found
+        return {**columns, **(self.vectors.pooled(own, columns) if self.vectors else {})}
 
     def bags(
         self, own: SiteConfig, columns: Mapping[str, Any], inputs: Tensor, targets: Tensor
     ) -> Callable[[int], tuple[Tensor, Tensor]] | None:
         """Row of a site's table -> its bag beside its ``inputs``, and its target; None where no row has a bag."""
-        if self.vectors is None or self.vectors.pooling != "attention":
-            return None
-        features = self.vectors.of(own)
-        ids = features.ids_of(columns, Path(own.datalist).name)
-        return lambda row: (features.with_rows(ids[row], inputs[row]), targets[row])
-
-
-@dataclass(frozen=True)
-class ImageInputs:
-    """How an image file becomes what the network takes.
-
-    Attributes:
-        reader: from a file to uint8 (channels, size, size), or (1, X, Y, Z) of volumes.
-        mean: per channel on [0, 1]; as many as the network has channels.
-        std: likewise, > 0.
-        volumes: whether a file is one volume.
-    """
-
-    reader: Reader | VolumeReader
-    mean: tuple[float, ...]
-    std: tuple[float, ...]
-    volumes: bool = False
+        return self.vectors.bags(own, columns, inputs, targets) if self.vectors else None

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import importlib
 import os
 import stat
 from collections.abc import Collection, Mapping, Sequence
@@ -17,7 +18,7 @@ from pydantic.dataclasses import dataclass
 from fairflare.core.errors import UserError
 from fairflare.core.execution import Compiler, Layout
 from fairflare.core.validation import SITE, STRICT, Range, Text, check_plain, expected, one_line
-from fairflare.data.readers.table_features import DATES, gaps_of, iso_date, parts
+from fairflare.data.readers.cases import DATES
 
 LARGEST = 65_536
 """Bytes of a file."""
@@ -25,6 +26,8 @@ VARIABLE = "FAIRFLARE_SITE_CONFIG"
 GPUS = r"( *\d{1,4} *(, *\d{1,4} *){0,63})?"
 """What ``gpus`` looks like."""
 MOST_GPUS = 1024
+TABLES = "fairflare.data.readers.table_features"
+"""What reads a table's cells: by a name that no reader of imports follows, as sites with images convert none."""
 CONVERSION = ("scale", "shift", "recode", "dates")
 FILES = ("fairflare_site.yaml", "fairflare_site.yml", "fairflare_site.json")
 
@@ -108,9 +111,10 @@ class SiteConfig:
         a cell. Returns the columns that are not there.
         """
         names = list(dict.fromkeys(name for key in self.conversion.values() for name in key))
+        reader: Any = importlib.import_module(TABLES)
         for name in names:
             if name in table:
-                table[name] = self.converted(name, table[name], gaps_of(name, gaps), lists.get(name, ""))
+                table[name] = self.converted(name, table[name], reader.gaps_of(name, gaps), lists.get(name, ""))
         return [name for name in names if name not in table]
 
     def converted(self, name: str, cells: Sequence[str], gaps: Collection[str], separator: str = "") -> list[str]:
@@ -118,13 +122,16 @@ class SiteConfig:
 
         With a ``separator`` each code of a cell is recoded.
         """
+        reader: Any = importlib.import_module(TABLES)
         words, by, plus = self.recode.get(name, {}), self.scale.get(name, 1.0), self.shift.get(name, 0.0)
         found = [words.get(cell, cell) for cell in cells]
         if separator and words:
-            lists = {cell: separator.join(words.get(one, one) for one in parts(cell, separator)) for cell in {*found}}
+            lists = {
+                cell: separator.join(words.get(one, one) for one in reader.parts(cell, separator)) for cell in {*found}
+            }
             found = [lists[cell] for cell in found]
         if form := self.dates.get(name, ""):
-            found = [cell if cell in gaps else iso_date(cell, form) or cell for cell in found]
+            found = [cell if cell in gaps else reader.iso_date(cell, form) or cell for cell in found]
         for row, cell in enumerate(found if name in {*self.scale, *self.shift} else ()):
             with contextlib.suppress(ValueError):  # a cell that is no number is the reader's
                 found[row] = cell if cell in gaps else f"{float(cell) * by + plus:.12g}"

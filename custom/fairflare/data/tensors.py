@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import product
-from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -24,12 +23,14 @@ from fairflare.core.execution import moved
 from fairflare.core.types import LABEL as LABEL
 from fairflare.core.types import Batch, SplitName
 from fairflare.core.validation import shown
-from fairflare.data.inputs import Scaling
-from fairflare.data.readers.datalist import Frame
-from fairflare.data.readers.files import FileSplit
 
 if TYPE_CHECKING:
     from typing_extensions import Self
+
+    from fairflare.data.inputs import Scaling  # of tables
+    from fairflare.data.readers.files import FileSplit  # of images, and of bags
+    from fairflare.data.readers.pictures import Reader
+    from fairflare.data.readers.volumes import VolumeReader
 
 
 ROTATION = 10.0
@@ -241,6 +242,23 @@ class TensorData:
         return Split(inputs, moved(targets, self.device))
 
 
+@dataclass(frozen=True)
+class ImageInputs:
+    """How an image file becomes what the network takes.
+
+    Attributes:
+        reader: from a file to uint8 (channels, size, size), or (1, X, Y, Z) of volumes.
+        mean: per channel on [0, 1]; as many as the network has channels.
+        std: likewise, > 0.
+        volumes: whether a file is one volume.
+    """
+
+    reader: Reader | VolumeReader
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    volumes: bool = False
+
+
 def batches_of(order: Tensor, batch_size: int, lone: bool = False) -> list[Tensor]:
     """``order`` cut into batches; a last batch of one example joins the batch before it unless ``lone``."""
     if batch_size < 2:
@@ -292,8 +310,8 @@ def augmented(images: Tensor, targets: Tensor, generator: torch.Generator) -> tu
 
 
 FORMAT = 1
-MOST_IMAGES, MOST_FILES = 256, 64
-"""Images whose intensities are looked at, and files whose headers are read: evenly spaced ones."""
+MOST_IMAGES = 256
+"""Images whose intensities are looked at: evenly spaced ones."""
 
 
 def described(data: object) -> dict[str, Any]:
@@ -317,29 +335,8 @@ def described(data: object) -> dict[str, Any]:
         means.append(as_float(inputs).mean((1, 2, 3)))
     intensity = torch.cat(means).double()
     found = {"mean": float(intensity.mean()), "std": float(intensity.std(correction=0)), "n": len(rows)}
-    files = _files(train, rows) if isinstance(train, FileSplit) else {}
+    files = {} if isinstance(train, Split) else train.described(rows)
     return {"format": FORMAT, "kind": "images", "intensity": found, **files}
-
-
-def _files(train: FileSplit, rows: torch.Tensor) -> dict[str, Any]:
-    """Smallest and largest edge, spacing and the numbers of channels of evenly spaced files."""
-    places = torch.linspace(0, len(rows) - 1, min(len(rows), MOST_FILES)).round().long()
-    images = [getattr(train.items[row], "image", None) for row in rows[places].tolist()]
-    look = getattr(train.reader, "geometry", lambda path: None)  # what reads images comes with the task
-    found = [one for path in images if isinstance(path, (Path, Frame)) and (one := look(path)) is not None]
-    if not found:
-        return {}
-    sizes: dict[str, Any] = {
-        "height": _range([one.height for one in found]),
-        "width": _range([one.width for one in found]),
-        "channels": sorted({one.channels for one in found}),
-    }
-    spacings = [one.spacing for one in found if one.spacing is not None]
-    return sizes | ({"spacing": [_range(edge) for edge in zip(*spacings, strict=True)]} if spacings else {})
-
-
-def _range(values: Sequence[float]) -> list[float]:
-    return [min(values), max(values)]
 
 
 NONE = "none"

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from fairflare.core.tensor_files import InFile, Stored
+from fairflare.core.tensor_files import Stored
 
 
 def model_hash(model: Mapping[str, Any]) -> str:
@@ -52,8 +52,6 @@ def _feed(update: Callable[[Any], None], value: Any) -> None:
         update(f"{'list' if isinstance(value, list) else 'tuple'} {len(value)};".encode())
         for item in value:
             _feed(update, item)
-    elif isinstance(value, InFile):
-        _feed(update, value.tensor())
     elif isinstance(value, torch.Tensor):
         update(f"tensor {_kind(value)};".encode())
         update(_data(value))

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Names of FLARE that differ between its releases 2.7 to 2.9, and every private one that this package uses.
+"""Names of FLARE's server and tools that differ between its releases 2.7 to 2.9, and every private one that is used.
 
-A private name stands here with the reason why no public one does. Parts of FLARE that only a desk or a server needs are
-imported by the functions that need them: sites carry this file, too.
+A private name stands here with the reason why no public one does.
 """
 
 from __future__ import annotations
@@ -38,23 +37,6 @@ except ImportError:  # 2.7 keeps what arrives in memory
     ENABLE, ROOT, LazyRef = "enable_tensor_disk_offload", "tensor_disk_offload_root_dir", NoReference
 
 
-def in_process_script(path: str) -> Any:
-    """The executor that runs a Client API script in a thread of the site's process, arrays as they are.
-
-    2.9 has one executor for all ways to run a script; those before it one for each.
-    """
-    from nvflare.client.config import ExchangeFormat
-
-    formats = {"params_exchange_format": ExchangeFormat.RAW, "server_expected_format": ExchangeFormat.RAW}
-    try:
-        from nvflare.app_common.executors.client_api_executor import ClientAPIExecutor, ExecutionMode
-    except ImportError:
-        from nvflare.app_common.executors.in_process_client_api_executor import InProcessClientAPIExecutor
-
-        return InProcessClientAPIExecutor(task_script_path=path, **formats)
-    return ClientAPIExecutor(ExecutionMode.IN_PROCESS, task_script_path=path, **formats)
-
-
 def harden_client(check_job_id: Any) -> None:
     """Take from a site's client the shell commands of its server, and check ids of jobs with ``check_job_id``.
 
@@ -80,16 +62,6 @@ def signs_of_life(communicator: Any) -> dict[str, float]:
 
     communicator.client_is_active = note
     return heard
-
-
-def resend_after(runner: Any, seconds: float) -> None:
-    """Have a site's job ask, or send its answer, again when the server's reply is that late; FLARE waits 300 seconds.
-
-    A reply that a broken connection has lost never comes. FLARE takes one value per job, and updates differ in size.
-    """
-    for name in ("get_task_timeout", "submit_task_result_timeout"):
-        if hasattr(runner, name):
-            setattr(runner, name, seconds)
 
 
 def job_of(recipe: Any) -> Any:

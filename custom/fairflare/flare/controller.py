@@ -40,7 +40,7 @@ from fairflare.engine.setup.config import RunConfig
 from fairflare.engine.setup.parts import build_parts
 from fairflare.engine.setup.weights import find
 from fairflare.engine.straggler_policy import EarlyEnd, Ending
-from fairflare.flare import paths
+from fairflare.flare import paths, server_state
 from fairflare.flare.compat import ENABLE, ROOT, LazyRef, signs_of_life
 from fairflare.flare.credentials import OF_SERVER, log_signer, server_credentials
 from fairflare.flare.job_reason import leave_reason
@@ -162,13 +162,13 @@ class FairController(ModelController):
         federation = paths.federation_id(config.federation, self.fl_ctx)
         folder = paths.server_folder(federation, self.fl_ctx)
         if config.federation:
-            paths.refuse_foreign(federation, config.lineage(), self.fl_ctx)
+            server_state.refuse_foreign(federation, config.lineage(), self.fl_ctx)
         # The simulator gives all its jobs one id.
         with (
-            paths.claimed(folder, federation, fresh=not config.federation and not paths.is_named()),
+            server_state.claimed(folder, federation, fresh=not config.federation and not paths.is_named()),
             contextlib.ExitStack() as self._until_end,
         ):
-            paths.sign(folder, self.fl_ctx)
+            server_state.sign(folder, self.fl_ctx)
             self._run_in(folder, config, federation)
 
     def _run_in(self, folder: Path, config: RunConfig, federation: str) -> None:
@@ -205,7 +205,7 @@ class FairController(ModelController):
                 with contextlib.suppress(RunFailed):  # aborted after all was done
                     countersign()
             if own and not paths.is_named():
-                paths.hand_over(folder, Path(self.get_run_dir()))
+                server_state.hand_over(folder, Path(self.get_run_dir()))
 
     def sites(self) -> list[str]:
         """Names of the clients that FLARE counts as connected, sorted; in an evaluation of those that it asks.

@@ -31,8 +31,8 @@ from fairflare.flare.compat import admin_of, open_session
 from fairflare.flare.controller import PROGRESS
 from fairflare.flare.job_reason import REASON, TRACEBACKS, with_place
 from fairflare.flare.kit_dates import out_of_date
-from fairflare.flare.paths import RESULT
 from fairflare.flare.recipe import SITES_POLL, FairRecipe
+from fairflare.flare.server_state import RESULT
 from fairflare.flare.simulate import LOG
 
 DONE, RUNNING = "FINISHED", "RUNNING"

@@ -35,7 +35,6 @@ from fairflare.engine.setup.at_site import build_site
 from fairflare.engine.setup.site_parts import site_parts
 from fairflare.engine.site import Site
 from fairflare.flare import wire
-from fairflare.flare.compat import resend_after
 from fairflare.flare.credentials import HEADS, OF_CLIENT, Heads, log_signer, site_credentials
 from fairflare.flare.egress import CONFIG, MASK, SIGN, EgressFilter
 from fairflare.flare.paths import STATE, federation_id, is_named, job_config, memory_file, vouch_for_code
@@ -111,7 +110,7 @@ class FairExecutor(Executor):
             instruction = read(shareable)
             size = sum(value.nbytes for value in instruction.model.values())
             if size:
-                resend_after(fl_ctx.get_prop(FLContextKey.RUNNER), RESEND + size / BYTES_PER_SECOND)
+                _resend_after(fl_ctx.get_prop(FLContextKey.RUNNER), RESEND + size / BYTES_PER_SECOND)
             answer = self._watched(site, instruction, fl_ctx, abort_signal)
             if answer.error:
                 self.log_error(fl_ctx, f"task {task_name}: {answer.error}")
@@ -227,6 +226,16 @@ def _is_out(chain: Mapping[str, Any]) -> bool:
     """Whether FLARE applies a chain of result filters at a site, where "out" is the default and case is ignored."""
     direction = chain.get("direction")
     return direction is None or str(direction).lower() in ("out", "inout")
+
+
+def _resend_after(runner: Any, seconds: float) -> None:
+    """Have a site's job ask, or send its answer, again when the server's reply is that late; FLARE waits 300 seconds.
+
+    A reply that a broken connection has lost never comes. FLARE takes one value per job, and updates differ in size.
+    """
+    for name in ("get_task_timeout", "submit_task_result_timeout"):
+        if hasattr(runner, name):
+            setattr(runner, name, seconds)
 
 
 def _append(path: Path, finding: object) -> None:

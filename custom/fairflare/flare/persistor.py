@@ -13,7 +13,8 @@ from nvflare.app_opt.pt.file_model_persistor import PTFileModelPersistor
 from fairflare.core.errors import RunFailed
 from fairflare.engine.checkpoint import load_checkpoint
 from fairflare.engine.files import CHECKPOINT, MODEL, read_model
-from fairflare.flare.paths import federation_id, refuse_foreign, server_folder
+from fairflare.flare.paths import federation_id, server_folder
+from fairflare.flare.server_state import refuse_foreign
 
 NAME = "fairflare"
 

@@ -22,7 +22,6 @@ from fairflare.engine.setup.run_config import RunConfig
 from fairflare.engine.setup.site_parts import Parts
 from fairflare.engine.site import Site
 from fairflare.flare import script_side
-from fairflare.flare.compat import in_process_script
 from fairflare.flare.wire import answer_from_model, instruction_to_model
 from fairflare.functional.group_rates import FAMILIES, NEGATIVES, POSITIVES, SEEN
 from fairflare.tasks.own.script import Script, script_file
@@ -40,7 +39,7 @@ class ScriptRunner:
         assert isinstance(task, Script)
         path = script_file(task.module)
         self._site, self._min_count = site, site.min_count
-        self._executor = in_process_script(str(path))
+        self._executor = _in_process(str(path))
         self._fl_ctx: FLContext | None = None
         self._abort = Signal()
         script_side.here = script_side.Here(
@@ -77,6 +76,23 @@ class ScriptRunner:
         answer = answer_from_model(FLModelUtils.from_shareable(found), site=self._site.name)
         refuse_small_groups(answer.scalars, self._min_count, answer.n_examples)
         return answer if answer.update is not None else dataclasses.replace(answer, update_kind="diff")
+
+
+def _in_process(path: str) -> Any:
+    """The executor that runs a Client API script in a thread of the site's process, arrays as they are.
+
+    2.9 has one executor for all ways to run a script; those before it one for each.
+    """
+    from nvflare.client.config import ExchangeFormat
+
+    formats = {"params_exchange_format": ExchangeFormat.RAW, "server_expected_format": ExchangeFormat.RAW}
+    try:
+        from nvflare.app_common.executors.client_api_executor import ClientAPIExecutor, ExecutionMode
+    except ImportError:
+        from nvflare.app_common.executors.in_process_client_api_executor import InProcessClientAPIExecutor
+
+        return InProcessClientAPIExecutor(task_script_path=path, **formats)
+    return ClientAPIExecutor(ExecutionMode.IN_PROCESS, task_script_path=path, **formats)
 
 
 def refuse_small_groups(scalars: Any, min_count: int | None, total: Any = None) -> None:

@@ -44,7 +44,7 @@ from fairflare.flare.compat import harden_client
 from fairflare.flare.kit_dates import out_of_date
 from fairflare.flare.paths import STATE, unescaped
 from fairflare.networks import monai_networks
-from fairflare.networks.own import class_path
+from fairflare.networks.own_class import class_path
 from fairflare.privacy.schemes import NONE
 
 FILES = ("fairflare_policy.yaml", "fairflare_policy.yml", "fairflare_policy.json")

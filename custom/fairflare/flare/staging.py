@@ -11,7 +11,6 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
-from importlib.metadata import EntryPoint
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -34,12 +33,14 @@ from fairflare.engine.setup.run_config import RunConfig
 from fairflare.engine.setup.site_parts import FEATURES, FOLDS, TUNING
 from fairflare.flare.executor import SCRIPT, WEIGHTS
 from fairflare.functional.likelihood import COX_SUMS
-from fairflare.networks.own import HUGGING_FACE, MONAI, class_path, is_hugging_face, is_own
+from fairflare.networks.own import OWN_CLASS, is_own
+from fairflare.networks.own_class import HUGGING_FACE, MONAI, class_path, is_hugging_face
 from fairflare.privacy.schemes import module_of as sums_module
 from fairflare.tasks.own.script import Script
+from fairflare.tasks.preflight import OF_FILES
 
 PACKAGE = "fairflare"
-KIND_OF_TIMES = "fairflare.tasks.kinds.survival"
+KIND_OF_TIMES, FILES = "fairflare.tasks.kinds.survival", "fairflare.data.readers.files"
 DATA = Path("datasets", "data")
 GROUPS = (plugins.GROUP, plugins.TASKS, plugins.SECURE_SUMS)
 ABOUT_DATA = "README.md"
@@ -119,7 +120,9 @@ def copy_plugin_packages(custom: Path, names: Iterable[str], own: Iterable[Path]
             target = custom / top / path.relative_to(folder)
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(path, target)
-        points = [point for group in GROUPS for point in plugins.in_group(group) if _top_of(point) == top]
+        points = [
+            point for group in GROUPS for point in plugins.in_group(group) if point.module.partition(".")[0] == top
+        ]
         about = custom / f"{top}-{points[0].dist.version if points[0].dist else 0}.dist-info"
         about.mkdir()
         groups = (
@@ -144,10 +147,6 @@ def needed(names: Iterable[str], own: Iterable[Path] = ()) -> set[Path]:
     return {path.relative_to(package) for path in [*paths, *_other_files(package, paths)]}
 
 
-def _top_of(point: EntryPoint) -> str:
-    return point.module.partition(".")[0]
-
-
 def _package_folders() -> dict[str, Path]:
     """Top-level package -> folder: this one, and those of installed packages of plugins."""
     folders = {PACKAGE: Path(fairflare.__file__).parent}
@@ -170,6 +169,7 @@ def _reached(names: Iterable[str], own: Iterable[Path], modules: Mapping[str, Pa
     while not (more := reached([*names, *_declared_with(found, modules)], modules)) <= found:
         found |= more
         names += [CURVES, COX_SUMS] if KIND_OF_TIMES in found else []  # which others need none of
+        names += [OF_FILES] if FILES in found else []
     return found
 
 
@@ -182,7 +182,7 @@ def modules_of_run(config: RunConfig) -> list[str]:
     wanted |= {TUNING: config.tune != "all", WEIGHTS: config.tune != "all"}
     wanted[SITE_NOISE] = bool(config.site_epsilon)
     wanted |= {sums_module("ckks"): True} if config.secure_sum == "ckks" else {}
-    wanted[MONAI] = is_own(str(config.options.get("model", "")))
+    wanted[OWN_CLASS] = wanted[MONAI] = is_own(str(config.options.get("model", "")))
     wanted[HUGGING_FACE] = is_hugging_face(class_path(str(config.options.get("model", ""))))
     wanted[FEATURES] = config.tune == "head"
     wanted[VECTORS] = bool(config.options.get("vectors"))

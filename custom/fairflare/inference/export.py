@@ -216,6 +216,8 @@ COPIED = (
     "core/extras.py",
     "core/validation.py",
     "networks/builtin.py",
+    "networks/images.py",
+    "data/readers/cases.py",
     "data/readers/datalist.py",
     "data/readers/dicom.py",
     "data/readers/formats.py",

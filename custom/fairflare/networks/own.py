@@ -1,48 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A network class in place of a network's name, as FLARE names components: {"class_path": "my_net.Net", "args": {...}}.
-
-It is a class of the user's own files (``user_code``), one of MONAI's on a closed list (``monai_networks``), or a
-network of Hugging Face's ``transformers`` by its configuration (``hugging_face``).
-"""
+"""The network that a task's option ``model`` names: one of the package's by name, or a class, see ``own_class``."""
 
 from __future__ import annotations
 
 import importlib
-import inspect
-import json
 from collections.abc import Sequence
 from typing import Any
 
-import torch
 from torch import nn
 
-from fairflare.core.errors import UserError
-from fairflare.core.user_code import check_name, load_object
 from fairflare.core.validation import expected as expect
-from fairflare.core.validation import unlisted
 from fairflare.networks import builtin as networks
 
 SHAPE = '{"class_path": "module.Name", "args": {...}}'
-MONAI = "fairflare.networks.monai_networks"
-"""By a name that no reader of imports follows: a job whose network is no class does without (``staging``)."""
-HUGGING_FACE = "fairflare.networks.hugging_face"
-"""Likewise."""
-LONGEST = 10_000
-"""Characters of a class's JSON."""
+OWN_CLASS = "fairflare.networks.own_class"
+"""What builds classes: by a name that no reader of imports follows, as a job whose network is none does without."""
 
 
 def is_own(model: str) -> bool:
     return model.lstrip().startswith("{")
-
-
-def is_hugging_face(dotted: str) -> bool:
-    """Whether ``dotted`` is in the name space of ``transformers``, of which configurations alone are built."""
-    return dotted.split(".")[0] == "transformers"
-
-
-def class_path(model: str) -> str:
-    """The class that ``model`` names; empty where it is a network's name. Raises UserError."""
-    return _parsed(model)[0] if is_own(model) else ""
 
 
 def check_model(model: str, names: Sequence[str]) -> None:
@@ -51,13 +27,7 @@ def check_model(model: str, names: Sequence[str]) -> None:
     Nothing is imported; whether a class of the user's own is there comes out when it is built.
     """
     if is_own(model):
-        dotted, args = _parsed(model)
-        if _monai().is_listed(dotted):
-            _monai().checked(dotted, args)
-        elif is_hugging_face(dotted):
-            importlib.import_module(HUGGING_FACE).checked(args)
-        else:
-            check_name(dotted, "model")
+        importlib.import_module(OWN_CLASS).check(model)
     else:
         expect("model", model in names, f"one of {', '.join(names)}, or {SHAPE}", model)
 
@@ -72,46 +42,6 @@ def build(
     """
     if not is_own(model):
         return networks.build(model, inputs[0], outputs[0], **options, **({"cuts": cuts} if cuts else {}))
-    dotted, args = _parsed(model)
-    listed = _monai().is_listed(dotted)
-    kind = None if listed or is_hugging_face(dotted) else load_object(dotted, "model", _is_network, "a torch.nn.Module")
-    try:
-        if kind or listed:
-            network = kind(**args) if kind else _monai().build(dotted, args)
-        else:
-            network = importlib.import_module(HUGGING_FACE).build(args, inputs[0], outputs[0])
-        got = tuple(network.eval()(torch.zeros(2, *inputs)).shape)
-    except UserError:
-        raise
-    except Exception as error:  # user's code runs here
-        text = " ".join(str(error).split())[:300]
-        raise UserError(f"model: {dotted} failed on two examples of shape {inputs} ({text})") from error
-    expect(f"model: {dotted}: output of two examples", got == (2, *outputs), f"shape {(2, *outputs)}", got)
-    if cuts:
-        return networks.Ordered(network, cuts).train()
-    network.made_of = {"class_path": dotted, "args": args}
-    return network.train()
-
-
-def _monai() -> Any:
-    return importlib.import_module(MONAI)
-
-
-def _is_network(found: object) -> bool:
-    return inspect.isclass(found) and issubclass(found, nn.Module)
-
-
-def _parsed(model: str) -> tuple[str, dict[str, object]]:
-    if len(model) > LONGEST:
-        raise UserError(f"model: expected at most {LONGEST} characters, got {len(model)}")
-    try:
-        content = json.loads(model)
-    except (ValueError, RecursionError) as error:
-        raise UserError(f"model: expected {SHAPE}, got no JSON ({error})") from None
-    unknown = sorted(set(content) - {"class_path", "args"})
-    if unknown:
-        raise UserError(f"model: {unlisted('key', unknown[0], ('class_path', 'args'))}")
-    path, args = content.get("class_path"), content.get("args", {})
-    if not isinstance(path, str) or not isinstance(args, dict):
-        raise UserError(f"model: expected {SHAPE}, got {model}")
-    return path, args
+    classes: Any = importlib.import_module(OWN_CLASS)
+    network: nn.Module = classes.build(model, inputs, outputs)
+    return networks.Ordered(network, cuts).train() if cuts else network

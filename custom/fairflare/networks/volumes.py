@@ -9,7 +9,10 @@ from typing import Any, cast
 
 from torch import Tensor, nn
 
-from fairflare.networks import own
+from fairflare.networks import (
+    monai_networks,  # noqa: F401  (a job carries them)
+    own_class,
+)
 
 NORMS: Mapping[str, Any] = {
     "instance": ["instance", {"affine": True}],
@@ -66,15 +69,15 @@ class Windowed(nn.Module):
 
 
 def segmenter(model: str, patch: Sequence[int], structures: int, norm: str, channels: int = 1) -> Windowed:
-    """The network ``model`` (a key of ``UNETS``, or a class as in ``networks.own``) on patches of volumes."""
+    """The network ``model`` (a key of ``UNETS``, or a class as in ``networks.own_class``) on patches of volumes."""
     text = _json("UNet", UNETS[model], channels, structures, norm) if model in UNETS else model
-    return Windowed(own.build(text, (channels, *patch), (structures, *patch)), patch)
+    return Windowed(own_class.build(text, (channels, *patch), (structures, *patch)), patch)
 
 
 def classifier(model: str, shape: Sequence[int], classes: int, norm: str, channels: int = 1) -> nn.Module:
     """The network ``model`` (a key of ``DENSENETS``, or a class) on whole volumes."""
     text = _json("DenseNet", DENSENETS[model], channels, classes, norm) if model in DENSENETS else model
-    return own.build(text, (channels, *shape), (classes,))
+    return own_class.build(text, (channels, *shape), (classes,))
 
 
 def _json(name: str, arguments: Mapping[str, Any], channels: int, outputs: int, norm: str) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from importlib.util import find_spec
 
-from fairflare.core import lab, plugins
+from fairflare.core import plugins
 from fairflare.core.errors import UserError
 
 NONE = "none"
@@ -37,5 +37,7 @@ def module_of(name: str) -> str:
     """The module of a scheme that an installed distribution brings; UserError where none does."""
     module = plugins.modules_by_name(plugins.SECURE_SUMS).get(name)
     if module is None:
-        raise UserError(f"secure_sum={name}: {lab.WHERE}")
+        raise UserError(
+            plugins.absent("secure_sum", name) or f"secure_sum {name!r}: expected a scheme that is installed"
+        )
     return module

@@ -7,7 +7,7 @@ import typing
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -17,12 +17,14 @@ from fairflare.core.seeds import derive
 from fairflare.core.types import Batch, Objective, Offer, Training, refuse_training
 from fairflare.core.validation import expected as expect
 from fairflare.core.validation import hints
-from fairflare.data.inputs import ImageInputs, TableInputs
 from fairflare.data.site_config import SiteConfig
-from fairflare.data.tensors import LABEL, NONE, Grouping, TensorData, as_float, make_grouping, normalised
+from fairflare.data.tensors import LABEL, NONE, Grouping, ImageInputs, TensorData, as_float, make_grouping, normalised
 from fairflare.functional.intervals import Array, Owners
 from fairflare.tasks.kind import Ends, TaskKind, interval_of, resampled, value_of
 from fairflare.tasks.kinds.classes import CLASSES
+
+if TYPE_CHECKING:
+    from fairflare.data.inputs import TableInputs
 
 
 def expect_choices(options: Any) -> None:

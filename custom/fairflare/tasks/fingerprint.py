@@ -8,6 +8,7 @@ trained like follows from a "fingerprint" of the data. Here each site has its ow
 
 from __future__ import annotations
 
+import contextlib
 import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -24,12 +25,13 @@ from fairflare.core.errors import DataError, UserError
 from fairflare.core.types import MOST_EXAMPLES
 from fairflare.core.validation import Entries, Range
 from fairflare.data.readers.datalist import MOST_CONTRASTS, Item
-from fairflare.data.readers.pictures import Looked
+from fairflare.data.readers.looks import Looked, looked_at, volume_looked_at
 from fairflare.data.readers.stored import HIGH, LOW
 from fairflare.data.site_config import SiteConfig
 from fairflare.data.table_fingerprint import SILENT, TableFingerprint, agreed, table_fingerprint
 from fairflare.data.tensors import Split
 from fairflare.tasks.kinds.own import OwnData
+from fairflare.tasks.kinds.own_images import OwnFiles
 from fairflare.tasks.own.tabular import GAPS, Tabular
 
 LEAST_TRAIN, LEAST_VAL = 200, 50
@@ -198,12 +200,11 @@ def fingerprint(task: OwnData, site: str, own: SiteConfig | None, min_count: int
     items = [item for item in getattr(train, "items", ()) if isinstance(item, Item)]
     spaced = np.linspace(0, len(items) - 1, min(len(items), LOOKED_AT)).round().astype(int)
     looks = []
-    for row in sorted(set(spaced.tolist())):
-        try:
-            one = task.look(items[row].image)
-        except DataError:
-            continue
-        looks += [one] if one is not None else []
+    if isinstance(task, OwnFiles):
+        look = volume_looked_at if task.volumes else looked_at
+        for row in sorted(set(spaced.tolist())):
+            with contextlib.suppress(DataError):
+                looks.append(look(items[row].image, task.window))
     if min_count is None or len(looks) < min_count:
         return Fingerprint(len(train), classes=classes)
     labels = torch.tensor([item.label for item in items if isinstance(item.label, float)])

@@ -91,11 +91,6 @@ def _right(cases: ClassCases) -> Array:
     return np.asarray(cases.right > 0.5, dtype=np.float64)
 
 
-def _share_interval(cases: ClassCases, level: float) -> Interval:
-    """Of accuracy, whose values are 0 and 1."""
-    return intervals.of_share(*intervals.effective(_right(cases), cases.patients), level)
-
-
 def _recalls_interval(cases: ClassCases, level: float) -> Interval:
     """A patient of several classes counts in each."""
     of_each, whose = [cases.labels == k for k in np.unique(cases.labels)], cases.patients
@@ -115,7 +110,7 @@ ACCURACY = Metric(
     meaning="the share of correct answers; 1 is perfect",
     value=lambda cases: float(cases.confusion.trace() / cases.confusion.sum()),
     each=lambda cases: cases.right,
-    interval=_share_interval,
+    interval=lambda cases, level: intervals.of_share(*intervals.effective(_right(cases), cases.patients), level),
     groups=True,
 )
 BALANCED_ACCURACY = Metric(

@@ -19,11 +19,6 @@ DIFFERENT = "two cases or more whose outcomes differ"
 PREDICTIONS = "predictions that differ between cases"
 
 
-def root_mean_squared_error(cases: AmountCases, counts: Array) -> Array:
-    """(B,) in the outcome's units."""
-    return np.sqrt(weighted_mean(cases.errors**2, counts))
-
-
 def _root_interval(cases: AmountCases, level: float) -> tuple[float, float] | None:
     ends = of_positive_mean(cases.errors**2, level, cases.patients)
     return None if ends is None else (math.sqrt(ends[0]), math.sqrt(ends[1]))
@@ -58,7 +53,7 @@ RMSE = error(
     "rmse",
     label="root mean squared error",
     meaning="in the outcome's units; 0 is perfect",
-    weighted=root_mean_squared_error,
+    weighted=lambda cases, counts: np.sqrt(weighted_mean(cases.errors**2, counts)),
     interval=_root_interval,
 )
 MAE = error(

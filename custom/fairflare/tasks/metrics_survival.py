@@ -32,10 +32,6 @@ def _weights(cases: TimeCases, counts: Array) -> Array:
     return maths.uno_weights(cases.times, cases.events, counts, cases.ends[-1] if cases.ends else np.inf)
 
 
-def _uno(cases: TimeCases, counts: Array) -> Array:
-    return maths.concordance(cases.times, cases.events, cases.risks, counts, _weights(cases, counts))
-
-
 def _interval(cases: TimeCases, level: float, *, uno: bool = False) -> tuple[float, float] | None:
     """Of a concordance, with one degree of freedom less than there are patients with an event."""
     whose, once = cases.patients, np.ones((1, len(cases.times)))
@@ -92,7 +88,9 @@ UNO_C = order(
     label="C-index (Uno)",
     meaning="the same, weighted for censoring by the patients that are evaluated; 1 is perfect",
     needs=f"{PAIRS}, before the last horizon",
-    weighted=_uno,
+    weighted=lambda cases, counts: maths.concordance(
+        cases.times, cases.events, cases.risks, counts, _weights(cases, counts)
+    ),
     interval=partial(_interval, uno=True),
 )
 CONCORDANT = order(

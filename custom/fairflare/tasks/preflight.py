@@ -7,11 +7,9 @@ split, and the band that its count lies in.
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from itertools import combinations
+import importlib
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
-from statistics import fmean
 
 import numpy as np
 import torch
@@ -20,17 +18,14 @@ from torch import Tensor
 from fairflare.core.errors import DataError, MissingData
 from fairflare.core.findings import SPLIT_NAMES, Finding, accept, worst_first
 from fairflare.core.types import Need
-from fairflare.data.inputs import SIGN
-from fairflare.data.readers.datalist import NO_LABEL, SPLITS, Item, checked_items, read_lists
-from fairflare.data.readers.files import FileSplit
+from fairflare.data.readers.cases import NO_LABEL, SIGN
 from fairflare.data.site_config import SiteConfig
 from fairflare.data.tensors import Grouping, Split, TensorData
 from fairflare.tasks.base import Task
 from fairflare.tasks.kinds.own import OwnData
 
-PATIENT = "patient_id"
-OFTEN = 50
-"""Files after which it is told how many have been read."""
+OF_FILES = "fairflare.tasks.preflight_files"
+"""What looks at lists of files and at these: by a name that no reader of imports follows, as tables need none of it."""
 FULL = 0.8
 """Share of the images above which, on average, a structure's masks may be inverted: anatomy leaves more around it."""
 COPIES, HALF = 0.05, 0.5
@@ -72,10 +67,11 @@ def preflight(
     data = None
     try:
         if isinstance(task, OwnData):
-            found += accept(_of_list(task, task.located(site, own)), accepted)
+            found += accept(_of_own(task, task.located(site, own)), accepted)
         if not _broken(found):
             data = task.local_data(site, own).grouped(grouping)
-            found += _of_files(data, tell)
+            if files := {name: split for name, split in data.splits.items() if not isinstance(split, Split)}:
+                found += importlib.import_module(OF_FILES).of_files(files, tell)
             classes = task.classes if task.kind.has_classes else ()
             if not _broken(found) and isinstance(task, OwnData):
                 found += accept(_of_sizes(data, classes, (*FEWEST, *needs)), accepted)
@@ -100,81 +96,12 @@ def finding_of(error: Exception) -> Finding:
     return Finding("error", code, "", 1, str(error))
 
 
-def _of_list(task: OwnData, own: SiteConfig) -> Iterator[Finding]:
-    """Entry by entry: keys, classes, paths; then patients and attributes."""
-    path, root = Path(own.data_root, own.datalist), Path(own.data_root)
-    if unlabelled := task.unlabelled(own):
-        text = f"table {path.name}: {unlabelled} rows have no label and are left out"
-        yield Finding("warning", NO_LABEL, "", unlabelled, text)
-    if ".json" not in task.suffixes:
-        return
-    lists = read_lists(path)
-    if (n := len(lists["training"])) < FEWEST[0].least:
-        text = f"datalist {path.name}: training: expected at least {FEWEST[0].least} entries, got {n}"
-        yield Finding("error", "few_examples" if n else "empty_split", "train", n, text)
-    items: dict[str, list[Item]] = {}
-    for key, split in SPLITS.items():
-        how = task.kind.lists(task.classes)
-        good, errors = checked_items(path.name, key, lists[key], root, **how, links=own.links)
-        items[split] = good
-        yield from _summed(split, errors)
-    yield from _shared_patients(items)
-    for name in task.attributes:
-        missing = sum(not item.attributes.get(name) for item in items["train"])
-        if missing:
-            text = f"{name}: {missing} training examples do not say"
-            yield Finding("warning", "attribute", "train", missing, text)
-
-
-def _of_files(data: TensorData, tell: Callable[[int, int], None]) -> Iterator[Finding]:
-    """Read every file once: what fits into the site's cache is not read again."""
-    splits = {name: split for name, split in data.splits.items() if isinstance(split, FileSplit)}
-    before, total = 0, sum(map(len, splits.values()))
-
-    def told(done: int) -> None:
-        if (before + done) % OFTEN == 0:
-            tell(before + done, total)
-
-    for name, split in splits.items():
-        yield from _summed(name, split.errors(told))
-        before += len(split)
-    yield from _of_copies(splits)
-    shares = [share for split in splits.values() for _, share in split.seen.values() if share == share]
-    if (usual := fmean(shares or [FULL])) > FULL or not usual:
-        full = f"a structure fills {100 * usual:.0f} % of the images, averaged over the masks: are they inverted?"
-        yield Finding("warning", "mask_share", "", len(shares), full if usual else "all masks are empty")
-
-
-def _of_copies(splits: Mapping[str, FileSplit]) -> Iterator[Finding]:
-    """Images that stand in an earlier split too, or have several labels, pixel by pixel as the network takes them."""
-    known: dict[bytes, str] = {}
-    labels: dict[bytes, set[float]] = defaultdict(set)
-    for name, split in splits.items():
-        for row, (digest, _) in split.seen.items() if split.labels.ndim == 1 and len(split.labels) else ():
-            labels[digest].add(float(split.labels[row]) if digest else 0.0)
-        own = {digest: getattr(split.items[row], "image", row) for row, (digest, _) in split.seen.items() if digest}
-        if both := [digest for digest in own if digest in known]:
-            what = f"{len(both)} images are copies of some in an earlier split"
-            text = f"{what}, e.g. {_name(own[both[0]])} of {known[both[0]]}"
-            yield Finding("warning", "copies", name, len(both), text)
-        known |= {digest: f"{_name(one)} ({name})" for digest, one in own.items()}
-    if two := [digest for digest, own in labels.items() if len(own) > 1]:
-        text = f"{len(two)} images have copies with another label, e.g. {known[two[0]]}"
-        yield Finding("warning", "copies", "", len(two), text)
-
-
-def _name(image: object) -> str:
-    return str(getattr(image, "name", image))
-
-
-def _shared_patients(items: Mapping[str, list[Item]]) -> Iterator[Finding]:
-    patients = {
-        split: {i.attributes[PATIENT] for i in part if PATIENT in i.attributes} for split, part in items.items()
-    }
-    for other, split in combinations(SPLIT_NAMES, 2):
-        if both := patients[split] & patients[other]:
-            text = f"{len(both)} patients of the {split} split are in the {other} split too"
-            yield Finding("error", "patient_overlap", split, len(both), text)
+def _of_own(task: OwnData, own: SiteConfig) -> list[Finding]:
+    """Of a site's list before its data are read: cases without a label, and of a list of files every entry."""
+    name, n = Path(own.datalist).name, task.unlabelled(own)
+    text = f"table {name}: {n} rows have no label and are left out"
+    found = [Finding("warning", NO_LABEL, "", n, text)] if n else []
+    return found + (list(importlib.import_module(OF_FILES).of_list(task, own)) if ".json" in task.suffixes else [])
 
 
 def _of_sizes(data: TensorData, classes: Sequence[str], needs: Sequence[Need]) -> Iterator[Finding]:
@@ -197,8 +124,8 @@ def _of_sizes(data: TensorData, classes: Sequence[str], needs: Sequence[Need]) -
 def _of_targets(data: TensorData, task: Task) -> Iterator[Finding]:
     """What the task's kind says of the splits' targets."""
     for split, one in data.splits.items():
-        items = one.items if isinstance(one, FileSplit) else ()
-        labels = [item.label for item in items if isinstance(item, Item) and isinstance(item.label, (float, tuple))]
+        labels = [getattr(item, "label", None) for item in (() if isinstance(one, Split) else one.items)]
+        labels = [label for label in labels if isinstance(label, (float, tuple))]
         targets = one.targets if isinstance(one, Split) else torch.tensor(labels)
         for code, text in task.kind.remarks(targets, task.classes) if len(targets) else ():
             yield Finding("warning", code, split, len(targets), text)
@@ -279,15 +206,6 @@ def _of_groups(data: TensorData, grouping: Grouping, least: int | None) -> Itera
     for name, n in small:
         text = f"group {name}: {n} training examples, fewer than min_count {least}: its numbers stay here"
         yield Finding("warning", "small_group", "train", 1, text)  # one group; its size does not leave
-
-
-def _summed(split: str, errors: Sequence[DataError]) -> Iterator[Finding]:
-    """One finding for each code: how many there are, with the first one's text as the example."""
-    kinds: dict[str, list[str]] = defaultdict(list)
-    for error in errors:
-        kinds[error.code].append(str(error))
-    for code, texts in kinds.items():
-        yield Finding("warning" if code == NO_LABEL else "error", code, split, len(texts), texts[0], example=True)
 
 
 def _broken(found: Sequence[Finding]) -> bool:

@@ -15,9 +15,8 @@ import numpy as np
 from torch import Tensor, nn
 
 from fairflare.core.validation import Images, Range
-from fairflare.data.inputs import ImageInputs
 from fairflare.data.readers.volumes import VolumeData, VolumeReader
-from fairflare.data.tensors import TensorData
+from fairflare.data.tensors import ImageInputs, TensorData
 from fairflare.networks import volumes
 from fairflare.tasks.base import Preset, expect
 from fairflare.tasks.kinds.masks import VOLUME_MASKS, of_volumes, structure_values

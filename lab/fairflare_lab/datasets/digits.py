@@ -20,9 +20,8 @@ import torch
 from torch import Tensor
 
 from fairflare.core.seeds import derive
-from fairflare.data.inputs import ImageInputs
 from fairflare.data.readers.pictures import Reader
-from fairflare.data.tensors import Split, TensorData
+from fairflare.data.tensors import ImageInputs, Split, TensorData
 from fairflare.datasets.partition import SMALLEST_SITE
 from fairflare.tasks.base import RENDERING, Preset, TestSet, expect, site_index
 from fairflare_lab.datasets import poor_images

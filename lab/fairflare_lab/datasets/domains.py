@@ -22,7 +22,7 @@ from fairflare.core.types import Batch, Training
 from fairflare.data.readers.geometry import NATURAL
 from fairflare.data.tensors import TensorData, normalised
 from fairflare.datasets.partition import redrawn
-from fairflare.networks import builtin as networks
+from fairflare.networks import images as networks
 from fairflare.tasks.base import PARTITION, SPLIT, Task, expect, expect_choices, site_index
 
 SMALL = Training(rounds=20, epochs=2, batch_size=32, optimizer="sgd", lr=0.02, momentum=0.9, weight_decay=1e-5)

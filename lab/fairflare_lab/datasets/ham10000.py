@@ -28,7 +28,7 @@ from fairflare.data.readers.datalist import PATIENTS, Item
 from fairflare.data.readers.pictures import Reader
 from fairflare.data.site_config import SiteConfig
 from fairflare.data.tensors import TensorData
-from fairflare.networks import builtin as networks
+from fairflare.networks import images as networks
 from fairflare.tasks.base import OPEN_SPLIT, Preset, Task, expect, expect_choices
 from fairflare.tasks.kinds.classes import TWO_CLASSES
 from fairflare.tasks.kinds.masks import SMALL

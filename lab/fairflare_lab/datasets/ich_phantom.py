@@ -19,9 +19,8 @@ from torch import Tensor, nn
 from fairflare.core.seeds import derive
 from fairflare.core.types import Training
 from fairflare.core.validation import Images
-from fairflare.data.inputs import ImageInputs
 from fairflare.data.readers.pictures import Reader
-from fairflare.data.tensors import Split, TensorData
+from fairflare.data.tensors import ImageInputs, Split, TensorData
 from fairflare.datasets.partition import SMALLEST_SITE
 from fairflare.tasks.base import PARTITION, RENDERING, SPLIT, Preset, TestSet, expect
 from fairflare_lab.datasets import poor_images

@@ -22,10 +22,9 @@ from torch import nn
 
 from fairflare.core.seeds import derive
 from fairflare.core.validation import Images
-from fairflare.data.inputs import ImageInputs
 from fairflare.data.readers.pictures import Reader
-from fairflare.data.tensors import Split, TensorData
-from fairflare.networks import builtin as networks
+from fairflare.data.tensors import ImageInputs, Split, TensorData
+from fairflare.networks import images as networks
 from fairflare.tasks.base import RENDERING, SPLIT, Task, expect, expect_choices, site_index
 from fairflare.tasks.kinds.masks import MASKS, structure_values
 from fairflare_lab.datasets import poor_images

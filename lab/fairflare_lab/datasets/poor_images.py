@@ -11,7 +11,7 @@ import numpy as np
 from torch import nn
 
 from fairflare.datasets.partition import redrawn
-from fairflare.networks import builtin as networks
+from fairflare.networks import images as networks
 from fairflare.tasks.base import Task, expect, expect_choices
 
 MOST_SITE_TESTS = 100_000

@@ -26,7 +26,7 @@ from fairflare.inference.atomic_output import replaced
 from fairflare.studies.runs import as_before
 from fairflare.tasks.base import expect
 from fairflare.tasks.kinds.own_images import SHARED
-from fairflare.tasks.preflight import PATIENT
+from fairflare.tasks.preflight_files import PATIENT
 from fairflare_lab.datasets.on_disk import ImagesOnDisk
 from fairflare_lab.datasets.quality import NOISE_SEED, SEVERITIES, QualityShift
 

@@ -8,6 +8,7 @@ from torch import nn
 from cases import each
 from fairflare.core.errors import UserError
 from fairflare.networks import builtin as networks
+from fairflare.networks import images
 
 
 @pytest.mark.parametrize("name", ["small-cnn", "small-cnn-bn"])
@@ -100,7 +101,7 @@ def test_unknown_name():
 
 
 def test_resnet18_has_the_layout_of_torchvision():
-    state = networks.resnet18(3, 1000).state_dict()
+    state = images.resnet18(3, 1000).state_dict()
     assert len(state) == 122
     assert state["conv1.weight"].shape == (64, 3, 7, 7) and "layer2.0.downsample.0.bias" not in state
-    assert sum(t.numel() for t in networks.resnet18(3, 1000).parameters()) == 11_689_512
+    assert sum(t.numel() for t in images.resnet18(3, 1000).parameters()) == 11_689_512

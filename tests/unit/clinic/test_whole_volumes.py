@@ -10,7 +10,8 @@ import torch
 from cases import each
 from fairflare.core.errors import DataError, UserError
 from fairflare.data.readers.datalist import Frame, Item
-from fairflare.data.readers.volumes import MOST, VolumeData, VolumeReader, looked_at, patch_of, read
+from fairflare.data.readers.looks import volume_looked_at
+from fairflare.data.readers.volumes import MOST, VolumeData, VolumeReader, patch_of, read
 from fairflare.data.tensors import Split
 from fairflare.engine.setup.tasks import load
 from fairflare.networks.volumes import DENSENETS, UNETS, Windowed, classifier, segmenter
@@ -121,7 +122,7 @@ def test_a_link_beside_a_slice_is_not_followed(tmp_path, volume):
 
 def test_what_a_fingerprint_is_made_of(tmp_path, volume):
     image, _, affine = volume
-    found = looked_at(write(tmp_path / "a.nii", *turned(image, affine, "ASL")))
+    found = volume_looked_at(write(tmp_path / "a.nii", *turned(image, affine, "ASL")))
     assert found.voxels == (40, 36, 30) and np.allclose(found.edges, (2, 2, 2.5)) and not found.coloured
 
 

@@ -16,39 +16,31 @@ For tables there is one file: see ``tabular``.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from fairflare.core.errors import DataError
 from fairflare.core.validation import shown
-
-if TYPE_CHECKING:  # it imports all of NumPy, of which a list of tasks needs nothing
-    import numpy.typing as npt
+from fairflare.data.readers.cases import DESCRIPTION as DESCRIPTION
+from fairflare.data.readers.cases import INSIDE as INSIDE
+from fairflare.data.readers.cases import NO_LABEL as NO_LABEL
+from fairflare.data.readers.cases import PATIENTS as PATIENTS
+from fairflare.data.readers.cases import PREFIX as PREFIX
+from fairflare.data.readers.cases import patients_of as patients_of
 
 SPLITS = {"training": "train", "validation": "val", "testing": "test"}
-NO_LABEL = "no_label"
-"""Code of an entry without a label, which is no mistake."""
 LONGEST_NAMES = 60
 """Characters of the classes' names that a message lists."""
-PATIENTS = ("patient_id", "patient")
-"""Keys of an entry, or columns of a table, that say which patient a case is of; the first that is there counts."""
 FRAME = "frame"
 """Key of an entry that names one slice of a file of several."""
 DECATHLON_TESTS = "test"
 """What the Decathlon calls its list of test images."""
-PREFIX = "client_"
-"""Datalists are often called client_<SITE>.json."""
-DESCRIPTION = "dataset"
-"""``dataset.json`` in a folder of datalists says what they are of; see ``prepare``."""
-INSIDE = "fairflare"
-"""The folder that ``fairflare init`` writes its lists to, inside the folder of the data that they are of."""
 
 
 @dataclass(frozen=True)
@@ -227,27 +219,6 @@ def inside(root: Path, text: Any, where: str, links: bool = False) -> Path:
         gone = " (a symbolic link whose file is gone)" if (home / text).is_symlink() else ""
         raise DataError("missing_file", f"{where}: no such file: {shown(text)}{gone}")
     return path if path.suffix.lower() == named.suffix.lower() else home / text
-
-
-def patients_of(columns: Mapping[str, Sequence[str]]) -> npt.NDArray[np.int64] | None:
-    """int64 (N,) number of each row's patient, a row without one being another's; None: nobody has two rows."""
-    names: Sequence[str] = next((columns[key] for key in PATIENTS if any(columns.get(key, ()))), ())
-    places: dict[tuple[str, int], int] = {}
-    cells = [(cell, -1) if cell else ("", row) for row, cell in enumerate(names)]
-    found = np.array([places.setdefault(cell, len(places)) for cell in cells], dtype=np.int64)
-    return found if len(places) < len(found) else None
-
-
-def identities_of(columns: Mapping[str, Sequence[str]], key: str = "") -> npt.NDArray[np.uint64] | None:
-    """uint64 (N,) keyed digest of each row's patient, equal at all hospitals with this ``key``; None: no row names one.
-
-    A row without a patient has one of its own.
-    """
-    names: Sequence[str] = next((columns[one] for one in PATIENTS if any(columns.get(one, ()))), ())
-    secret = hashlib.sha256(key.encode()).digest()
-    texts = (json.dumps(cell or row).encode() for row, cell in enumerate(names))
-    digests = [hashlib.blake2b(text, digest_size=8, key=secret).digest() for text in texts]
-    return np.frombuffer(b"".join(digests), dtype=np.uint64) if digests else None
 
 
 def attribute_columns(items: Sequence[Item], names: Sequence[str]) -> dict[str, list[str]]:

@@ -9,6 +9,7 @@ import weakref
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
 from threading import Lock
 from typing import Any
 
@@ -18,11 +19,14 @@ import torch
 from torch import Tensor
 
 from fairflare.core.errors import DataError
+from fairflare.data.readers.datalist import Frame
 
 AHEAD = 2
 """Batches that are read while one is computed on."""
 MOST_KEPT = 1.5e9
 """Bytes of images that a process keeps, unless its site's configuration says otherwise."""
+MOST_FILES = 64
+"""Files whose headers are read, evenly spaced ones."""
 Example = tuple[Tensor, Tensor]
 
 
@@ -155,6 +159,22 @@ class FileSplit:
             finally:  # an aborted round does not wait for what nobody will see
                 pool.shutdown(wait=True, cancel_futures=True)
 
+    def described(self, rows: Tensor) -> dict[str, Any]:
+        """Smallest and largest edge, spacing and the numbers of channels of evenly spaced files among ``rows``."""
+        places = torch.linspace(0, len(rows) - 1, min(len(rows), MOST_FILES)).round().long()
+        images = [getattr(self.items[row], "image", None) for row in rows[places].tolist()]
+        look = getattr(self.reader, "geometry", lambda path: None)  # what reads images comes with the task
+        found = [one for path in images if isinstance(path, (Path, Frame)) and (one := look(path)) is not None]
+        if not found:
+            return {}
+        sizes: dict[str, Any] = {
+            "height": _range([one.height for one in found]),
+            "width": _range([one.width for one in found]),
+            "channels": sorted({one.channels for one in found}),
+        }
+        spacings = [one.spacing for one in found if one.spacing is not None]
+        return sizes | ({"spacing": [_range(edge) for edge in zip(*spacings, strict=True)]} if spacings else {})
+
     def _error(self, row: int) -> DataError | None:
         try:
             image, target = self.example(row)
@@ -164,6 +184,10 @@ class FileSplit:
         share = float(target.float().flatten(1).mean(1).max()) if target.ndim > 1 else math.nan
         self.seen[row] = (hashlib.blake2b(image.numpy().tobytes(), digest_size=16).digest() if varies else b"", share)
         return None
+
+
+def _range(values: Sequence[float]) -> list[float]:
+    return [min(values), max(values)]
 
 
 def stacked(examples: Sequence[Example]) -> Example:

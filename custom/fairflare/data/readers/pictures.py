@@ -15,19 +15,13 @@ from torch.nn import functional as F
 
 from fairflare.core.errors import DataError
 from fairflare.data.readers import dicom, nifti
-from fairflare.data.readers.datalist import Contrasts, Files, Frame, Item, Source, file_of
+from fairflare.data.readers.datalist import Contrasts, Files, Frame, Item, Source
 from fairflare.data.readers.geometry import Geometry, form_of, frames, geometry_of
 from fairflare.data.readers.limits import check
-from fairflare.data.readers.stored import HIGH, LOW, Stored, chosen_frame, finite, unreadable
+from fairflare.data.readers.stored import Stored, chosen_frame, finite, unreadable
 
-COLOUR = 0.02
-"""Difference of channels on [0, 1] from which an image has colours; JPEG leaves less in a grey one."""
-BELOW = 0.05
-"""Share of its range that lies below zero in an image whose values have a zero that means something, as CT has."""
 COLOURED = ("1", "P", "PA", "CMYK")
 """PIL's modes whose numbers are no brightness."""
-POINTS = 201
-"""Quantiles that are kept of an image that was looked at."""
 
 
 ALIKE, HALF = 0.01, 0.5
@@ -63,7 +57,7 @@ class Reader:
 
         DataError "unreadable", "not_2d", "nonfinite", "shape" (the mask's differs from the image's) or "mask_values".
         """
-        found = _slice(item.image, self.window)
+        found = read_slice(item.image, self.window)
         image = self._image(found)
         if self.values is None:
             return image, torch.tensor(item.label)
@@ -71,7 +65,7 @@ class Reader:
         if isinstance(item.label, (int, float, tuple)):
             raise DataError("entry", f"{name}: expected a mask, got the class {item.label}")
         source = _mask_of(item.image, item.label)
-        mask = _slice(source, mask=True).pixels[0]
+        mask = read_slice(source, mask=True).pixels[0]
         if mask.shape != found.pixels.shape[1:]:
             image_shape, mask_shape = ("x".join(map(str, shape)) for shape in (found.pixels.shape[1:], mask.shape))
             raise DataError("shape", f"{name}: {image_shape} pixels, its mask has {mask_shape}")
@@ -82,11 +76,11 @@ class Reader:
 
     def image(self, source: Source) -> Tensor:
         """uint8 (channels, size, size)."""
-        return self._image(_slice(source, self.window))
+        return self._image(read_slice(source, self.window))
 
     def mask(self, source: Source) -> Tensor:
         """uint8 (structures, size, size) of 0 and 1."""
-        return self._mask(_slice(source, mask=True).pixels[0], name_of(source))
+        return self._mask(read_slice(source, mask=True).pixels[0], name_of(source))
 
     def geometry(self, source: Files) -> Geometry | None:
         """What a file's header says; None where it cannot be read."""
@@ -111,82 +105,10 @@ class Reader:
 
 def stored(source: Source, *, mask: bool = True) -> np.ndarray:
     """float32 (C, H, W): the values of a mask or an image as stored; DataError: "unreadable", "not_2d", "nonfinite"."""
-    return _slice(source, mask=mask).pixels
+    return read_slice(source, mask=mask).pixels
 
 
-@dataclass(frozen=True)
-class Looked:
-    """What one image is like as it is stored.
-
-    Attributes:
-        height: in pixels.
-        width: in pixels.
-        spacing: edge of a pixel in mm, None where the file has none.
-        coloured: whether its channels differ.
-        mean: of each of three channels, or of each contrast, on [0, 1], as a reader scales them.
-        square: mean of their squares.
-        grey_square: the same of the channels' mean.
-        quantiles: of its values, evenly spaced from the lowest to the highest; () where they lie on 0 to 255 or are
-            scaled by a window that somebody has chosen.
-        measured: whether its values are measured from a zero that means the same in every image: Hounsfield units, or
-            NIfTI with values well below zero.
-        voxels: of a volume, along its three axes.
-        edges: of its voxels in mm.
-    """
-
-    height: int
-    width: int
-    spacing: float | None
-    coloured: bool
-    mean: tuple[float, ...]
-    square: tuple[float, ...]
-    grey_square: float
-    quantiles: tuple[float, ...] = ()
-    measured: bool = False
-    voxels: tuple[int, ...] = ()
-    edges: tuple[float, ...] = ()
-
-
-def looked_at(source: Source, window: str = "") -> Looked:
-    """What the image ``source`` is like, scaled by ``window``; raises DataError where it cannot be read."""
-    found = _slice(source, window)
-    pixels = found.scaled(window) / 255
-    several = isinstance(source, Contrasts)
-    pixels = pixels if len(pixels) == 3 or several else pixels.mean(0, keepdims=True).repeat(3, axis=0)
-    mean, square = (part.mean((1, 2), dtype=np.float64) for part in (pixels, pixels**2))
-    free = not found.natural and not window and isinstance(source, (Path, Frame))
-    quantiles = np.quantile(found.pixels.astype(np.float64), np.linspace(0, 1, POINTS)) if free else np.empty(0)
-    return Looked(
-        height=pixels.shape[1],
-        width=pixels.shape[2],
-        spacing=_spacing(source),
-        coloured=several or bool(np.abs(pixels - pixels[:1]).max() > COLOUR),
-        mean=tuple(map(float, mean)),
-        square=tuple(map(float, square)),
-        grey_square=float((pixels.mean(0) ** 2).mean(dtype=np.float64)),
-        quantiles=tuple(map(float, quantiles)),
-        measured=free and (found.hounsfield or (_form(source) == "nifti" and is_measured(found.pixels))),
-    )
-
-
-def is_measured(pixels: np.ndarray) -> bool:
-    """Whether values have a zero that means something: an image's share of them lies well below it."""
-    low, high = np.percentile(pixels, (LOW, HIGH))
-    return bool(low < 0 and -low >= BELOW * (high - low))
-
-
-def _spacing(source: Source) -> float | None:
-    """The mean edge of a pixel in mm, as the file's own header says."""
-    place = None if isinstance(source, np.ndarray) else geometry_of(source)
-    edges = place.spacing if place is not None else None
-    return sum(edges) / len(edges) if edges and min(edges) > 0 else None
-
-
-def _form(source: Source) -> str:
-    return "" if isinstance(source, np.ndarray) else form_of(file_of(source))
-
-
-def _slice(source: Source, window: str = "", *, mask: bool = False) -> Stored:
+def read_slice(source: Source, window: str = "", *, mask: bool = False) -> Stored:
     if isinstance(source, np.ndarray):
         found = np.moveaxis(source, -1, 0) if source.ndim == 3 else source[None]
         return _natural(found.astype(np.float32))
@@ -203,7 +125,7 @@ def _slice(source: Source, window: str = "", *, mask: bool = False) -> Stored:
 
 def _contrasts(source: Contrasts, window: str) -> Stored:
     """Each contrast scaled by itself, colours as grey; DataError "shape" where they do not lie on the same pixels."""
-    found = [_slice(one, window).scaled(window).mean(0, keepdims=True) for one in source.parts]
+    found = [read_slice(one, window).scaled(window).mean(0, keepdims=True) for one in source.parts]
     for one, pixels in zip(source.parts, found, strict=True):
         if pixels.shape != found[0].shape or _lies_elsewhere(source.parts[0], one):
             shapes = " and ".join("x".join(map(str, part.shape[1:])) for part in (found[0], pixels))

@@ -15,6 +15,10 @@ import numpy as np
 
 from fairflare.core.errors import DataError
 from fairflare.core.validation import shown
+from fairflare.data.readers.cases import DATES as DATES
+from fairflare.data.readers.cases import EXCEL as EXCEL
+from fairflare.data.readers.cases import ISO as ISO
+from fairflare.data.readers.cases import SWAPPED as SWAPPED
 
 Columns = Mapping[str, Sequence[str]]
 """Column -> its cells as text, "" where empty."""
@@ -28,23 +32,6 @@ WHOLE = re.compile(r"-?[0-9]+\.0")
 GERMAN = re.compile(r"(\d{1,2})\.(\d{1,2})\.(\d{4})")
 """A date as 31.12.2020, day first."""
 CLOCK = re.compile(r"(?<=\d)[T ,].*")
-EXCEL = "excel"
-ISO, SWAPPED = "YYYY-MM-DD", "YYYY-DD-MM"
-DATES: Mapping[str, str] = {
-    ISO: "%Y-%m-%d",
-    "DD.MM.YYYY": "%d.%m.%Y",
-    SWAPPED: "%Y-%d-%m",
-    "YYYY/MM/DD": "%Y/%m/%d",
-    "YYYYMMDD": "%Y%m%d",
-    "DD/MM/YYYY": "%d/%m/%Y",
-    "MM/DD/YYYY": "%m/%d/%Y",
-    "DD-MM-YYYY": "%d-%m-%Y",
-    "MM-DD-YYYY": "%m-%d-%Y",
-    "DD-MON-YYYY": "%d-%b-%Y",
-    "DDMONYYYY": "%d%b%Y",
-    EXCEL: "",
-}
-"""How dates may be written, of which the first two are read anywhere -> as ``strptime`` says it; Excel counts days."""
 READ = (ISO, "DD.MM.YYYY")
 FEW_DATES, FEW_DAYS = 30, 6
 """Dates, and different days of the month, from which on it is odd that none lies after the 12th."""

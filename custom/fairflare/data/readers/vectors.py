@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import zipfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +21,11 @@ from torch import Tensor
 
 from fairflare.core.errors import DataError, UserError
 from fairflare.core.validation import SHA256, expected, shown, some
-from fairflare.data.inputs import NAME, Encoder, Pooling
+from fairflare.data.inputs import NAME, Pooling
+from fairflare.data.readers.cases import PREFIX, SIGN
+from fairflare.data.readers.files import FileSplit as FileSplit
 from fairflare.data.readers.limits import check
+from fairflare.data.site_config import SiteConfig
 
 IDS = ("id", "ids", "patient_id", "patient", "slide_id")
 """What ids are called in a file; and in a table, whose first of these columns names each row's vectors."""
@@ -29,6 +33,69 @@ VALUES = ("features", "vectors", "embeddings")
 ABOUT = "encoder.json"
 Content = tuple[Mapping[str, Any], Mapping[str, Any]]
 """Arrays by name, and what a file says of itself."""
+
+
+@dataclass(frozen=True)
+class Encoder:
+    """What made the features: the name and SHA-256 of its weights, and how many numbers a vector has."""
+
+    name: str
+    width: int
+    sha256: str
+
+    def __str__(self) -> str:
+        """As the option ``encoder`` has it: NAME:NUMBERS:SHA256."""
+        return f"{self.name}:{self.width}:{self.sha256}"
+
+    @classmethod
+    def of(cls, text: str) -> Encoder:
+        """Read ``str`` back; UserError for anything else."""
+        name, _, rest = text.partition(":")
+        width, _, sha256 = rest.partition(":")
+        fits = bool(NAME.fullmatch(name)) and width.isascii() and width.isdigit() and 0 < int(width[:6]) <= 20_000
+        expected("encoder", fits and bool(SHA256.fullmatch(sha256)), "NAME:NUMBERS:SHA256 of its weights", text)
+        return cls(name, int(width), sha256)
+
+
+def names(folder: str, width: int) -> list[str]:
+    """What the features are called as columns."""
+    return [f"{folder}{SIGN}{k}" for k in range(width)]
+
+
+@dataclass(frozen=True)
+class Vectors:
+    """An encoder's features beside a table: in which folder of the data root, of which encoder, and what bags become.
+
+    ``encoder`` is as ``Encoder`` is written.
+    """
+
+    folder: str
+    encoder: str
+    pooling: Pooling
+
+    def pooled(self, own: SiteConfig, columns: Mapping[str, Any]) -> dict[str, np.ndarray]:
+        """Pooled features of the rows of a site's table as columns, none where attention pools; raises DataError."""
+        if self.pooling == "attention":
+            return {}
+        features, ids = self._of(own, columns)
+        pooled = features.pooled(ids, self.pooling)
+        return dict(zip(names(self.folder, pooled.shape[1]), pooled.T, strict=True))
+
+    def bags(
+        self, own: SiteConfig, columns: Mapping[str, Any], inputs: Tensor, targets: Tensor
+    ) -> Callable[[int], tuple[Tensor, Tensor]] | None:
+        """See ``TableInputs.bags``."""
+        if self.pooling != "attention":
+            return None
+        features, ids = self._of(own, columns)
+        return lambda row: (features.with_rows(ids[row], inputs[row]), targets[row])
+
+    def _of(self, own: SiteConfig, columns: Mapping[str, Any]) -> tuple[Bags, Sequence[str]]:
+        """Those of a site, and the id of each row of its table; raises DataError."""
+        stem = Path(own.datalist).stem.removeprefix(PREFIX)
+        found = Bags(Path(own.data_root), self.folder, stem, own.links)
+        found.check(self.encoder)
+        return found, found.ids_of(columns, Path(own.datalist).name)
 
 
 class Bags:

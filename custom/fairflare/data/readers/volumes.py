@@ -25,7 +25,7 @@ from fairflare.data.readers import dicom, nifti
 from fairflare.data.readers.datalist import MOST_CONTRASTS, Contrasts, Frame, Item, Source
 from fairflare.data.readers.geometry import form_of, geometry_of
 from fairflare.data.readers.limits import check
-from fairflare.data.readers.pictures import POINTS, Looked, is_measured, name_of, structure_masks
+from fairflare.data.readers.pictures import name_of, structure_masks
 from fairflare.data.readers.stored import Stored, finite, guarded
 from fairflare.data.tensors import TensorData, as_float, batches_of, normalised
 
@@ -236,7 +236,7 @@ def _check_series(path: Path, affines: Sequence[np.ndarray], heights: np.ndarray
 
 def _check_alike(image: Volume, other: Volume, name: str, what: str) -> None:
     """Raise DataError unless a mask or contrast lies on its image's grid, whatever the order of its axes."""
-    grids = [_grid(one) for one in (image, other)]
+    grids = [grid_of(one) for one in (image, other)]
     shapes = ["x".join(map(str, shape)) for shape, _ in grids]
     if shapes[0] != shapes[1]:
         raise DataError("shape", f"{name}: {shapes[0]} voxels, {what} has {shapes[1]}")
@@ -245,37 +245,13 @@ def _check_alike(image: Volume, other: Volume, name: str, what: str) -> None:
         raise DataError("shape", f"{name}: voxels of {spacings[0]} mm, {what} has {spacings[1]} mm or lies elsewhere")
 
 
-def _grid(found: Volume) -> tuple[tuple[int, ...], np.ndarray]:
+def grid_of(found: Volume) -> tuple[tuple[int, ...], np.ndarray]:
     """Shape and affine of a volume that is turned to ``AXES``."""
     from monai import transforms as mt
 
     empty = torch.empty(1).expand(1, *found.stored.pixels.shape)
     turned = mt.Orientation(axcodes=AXES, labels=None)(placed_as(empty, found.affine))
     return tuple(turned.shape[1:]), np.asarray(turned.affine)  # type: ignore[attr-defined]  # a MetaTensor
-
-
-def looked_at(source: Source, window: str = "") -> Looked:
-    """What the volume ``source`` is like, its axes turned to ``AXES``; raises DataError where it cannot be read."""
-    contrasts = contrasts_of(source)
-    found, several = contrasts[0], len(contrasts) > 1
-    shape, affine = _grid(found)
-    values = [one.stored.scaled(window) / 255 for one in contrasts]
-    mean, square = ([float(one.mean(dtype=np.float64)) for one in part] for part in (values, [v**2 for v in values]))
-    pixels, edges = found.stored.pixels, tuple(map(float, np.linalg.norm(affine[:3, :3], axis=0)))
-    quantiles = () if window or several else np.quantile(pixels.astype(np.float64), np.linspace(0, 1, POINTS))
-    return Looked(
-        height=shape[0],
-        width=shape[1],
-        spacing=sum(edges) / 3,
-        coloured=several,
-        mean=tuple(mean) if several else (*mean,) * 3,
-        square=tuple(square) if several else (*square,) * 3,
-        grey_square=sum(square) / len(square),
-        quantiles=tuple(map(float, quantiles)),
-        measured=not (window or several) and (found.stored.hounsfield or is_measured(pixels)),
-        voxels=shape,
-        edges=edges,
-    )
 
 
 MOST = 8

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from fairflare.aggregators.base import SummedRule
 from fairflare.core.errors import EgressRefused, UserError
-from fairflare.core.schema import MASKED, Answer, Instruction, first_with_secure_sums, rest_with_secure_sums
+from fairflare.core.schema import MASKED, Answer, Instruction, answer_fields
 from fairflare.core.types import Cost, Number, StateDict
 from fairflare.engine.exchanges.base import Exchange, OfRun, find
 from fairflare.engine.hashes import model_hash
@@ -216,7 +216,7 @@ class SiteSums:
         sent = (sha256, instruction.orders, answer.round, instruction.round.total)
         self._received = fingerprint(self._federation, *sent)
         self._terms = self._rule.terms(answer.scalars, answer.n_examples, self._kept(answer.round))
-        return first_with_secure_sums(answer)
+        return travelling(answer, "train")
 
     def seal(self, instruction: Instruction) -> Answer:
         """The answer to "sum"; raises SumRefused, for other numbers in a round too: their masks could be the same."""
@@ -361,6 +361,24 @@ class SiteSums:
         if self._held is None or self._held.round != instruction.round.number:
             raise SumRefused("nothing was trained in this round")
         return self._held
+
+
+def rest_with_secure_sums(answer: Answer) -> Answer:
+    """What of an answer to "train" leaves with its update in a run with secure sums, the update not yet masked."""
+    kept = travelling(answer, "weigh")
+    shown: dict[str, Any] = {
+        name: {key: value for key, value in getattr(kept, name).items() if key not in spec.hidden}
+        for name, spec in answer_fields().items()
+        if spec.hidden
+    }
+    return dataclasses.replace(kept, **shown)
+
+
+def travelling(answer: Answer, task: str) -> Answer:
+    """What of an answer to "train" leaves in a run with secure sums: at once, or with its update ("weigh")."""
+    fields = answer_fields().items()
+    names = [name for name, spec in fields if spec.kind in ("name", "error") or spec.travels(task, secure=True)]
+    return Answer(**{name: getattr(answer, name) for name in names})
 
 
 def _order(instruction: Instruction, bound: bytes) -> SumOrder:

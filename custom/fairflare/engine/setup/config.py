@@ -26,7 +26,8 @@ from fairflare.engine.setup.method_parts import PART_KEYS, MethodParts, part, st
 from fairflare.engine.setup.run_config import LEVELS, RUN_KEYS, USUAL_LEVEL, RunConfig, site_of_client
 from fairflare.engine.setup.tasks import known
 from fairflare.engine.setup.weights import named
-from fairflare.networks.own import HUGGING_FACE, is_own
+from fairflare.networks.own import is_own
+from fairflare.networks.own_class import HUGGING_FACE
 from fairflare.participation import Selector
 from fairflare.privacy.schemes import LEAST, NONE
 from fairflare.tasks.base import Preset, Task

@@ -22,7 +22,6 @@ from fairflare.core.findings import ACCEPTABLE
 from fairflare.core.settings import exactly_the_keys, flat, nested, whole
 from fairflare.core.types import Training
 from fairflare.core.validation import CLIENT, FEDERATION, SHA256, Entries, Range, Seed, Sites, Text, expected
-from fairflare.engine.after.base import AfterStep
 from fairflare.engine.checks import BY, NO_CHOICE, RATIO
 from fairflare.engine.setup import method_parts, tasks
 from fairflare.engine.setup.config_checks import check_config
@@ -94,7 +93,7 @@ class RunConfig:
         liars: share of the sites that mixing holds against.
         accept: codes of preflight's errors that count as warnings in this run, see ``findings.ACCEPTABLE``.
         after: what is done with the final model: "none", "recalibrate" or "conformal", see ``engine.after``.
-        after_step: the object of this name; None: nothing is done.
+        after_step: the object of this name, an ``AfterStep``, whose code no other run's job carries; None: no step.
         best_by: how the best model among those of the rounds is chosen by validation: "none", "mean", "worst" or
             "trade-off", see ``engine.best``.
         best_weight: w of the trade-off, mean - w (mean - worst).
@@ -160,7 +159,7 @@ class RunConfig:
     liars: Annotated[float, Range(0, 0.5)] = LIARS
     accept: Annotated[list[Code], Entries(16)] = dataclasses.field(default_factory=list)
     after: Annotated[str, Text(pattern="|".join(STEPS), words=f"one of {', '.join(STEPS)}")] = NO_STEP
-    after_step: InstanceOf[AfterStep] | None = None
+    after_step: Any = None
     best_by: Annotated[str, Text(pattern="|".join(BY), words=f"one of {', '.join(BY)}")] = NO_CHOICE
     best_weight: Annotated[float, Range(0, 1)] = 0.5
     headline: Annotated[str, Text(pattern="final|best", words="final or best")] = "final"

@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 
 from fairflare.core.errors import DataError, UserError
 from fairflare.core.validation import Names
-from fairflare.data.readers.datalist import DESCRIPTION, INSIDE, PREFIX
+from fairflare.data.readers.cases import DESCRIPTION, INSIDE, PREFIX
 from fairflare.data.site_config import SiteConfig
 from fairflare.data.tensors import TensorData
 from fairflare.tasks.base import Task, expect, expect_choices
@@ -113,14 +113,6 @@ class OwnData(Task):
     def not_public(self) -> str:
         """The first option that training rows would decide, and what is expected of it; "" where they decide none."""
         return ""
-
-    def look(self, source: Any) -> Any:
-        """What an image is like, as ``data.readers.pictures.Looked``; None where examples are none.
-
-        Raises:
-            DataError: it cannot be read.
-        """
-        return None
 
     @abstractmethod
     def read(self, own: SiteConfig) -> TensorData:

@@ -15,21 +15,18 @@ import torch
 from fairflare.core.errors import UserError
 from fairflare.core.extras import need
 from fairflare.core.validation import Names
-from fairflare.data.inputs import ImageInputs
 from fairflare.data.readers.datalist import (
     MOST_CONTRASTS,
     PATIENTS,
     Item,
-    Source,
     attribute_columns,
     patients_of,
     read_datalist,
 )
 from fairflare.data.readers.files import FileSplit, Room
-from fairflare.data.readers.pictures import Looked, Reader, looked_at
 from fairflare.data.readers.stored import ends_of
 from fairflare.data.site_config import SiteConfig
-from fairflare.data.tensors import TensorData, as_float, normalised
+from fairflare.data.tensors import ImageInputs, TensorData, as_float, normalised
 from fairflare.tasks.base import Task, TestSet, expect
 from fairflare.tasks.kinds.own import OwnData, read_description
 
@@ -186,9 +183,6 @@ class OwnImages(OwnFiles):
     model: str = ""
     norm: str = ""
     augment: bool = False
-
-    def look(self, source: Source) -> Looked:
-        return looked_at(source, self.window)
 
     def test_sets(self) -> tuple[TestSet, ...]:
         if not self.has_test_sets:

@@ -10,9 +10,9 @@ from typing import Any
 
 from fairflare.core.errors import UserError
 from fairflare.core.validation import Names
-from fairflare.data.readers.datalist import MOST_CONTRASTS, Source
+from fairflare.data.readers.datalist import MOST_CONTRASTS
 from fairflare.data.readers.stored import FILE, ends_of
-from fairflare.data.readers.volumes import LONGEST, SHORTEST, VolumeData, VolumeReader, looked_at
+from fairflare.data.readers.volumes import LONGEST, SHORTEST, VolumeData, VolumeReader
 from fairflare.data.tensors import TensorData
 from fairflare.tasks.base import expect
 from fairflare.tasks.kinds.own_images import OwnFiles
@@ -67,9 +67,6 @@ class OwnVolumes(OwnFiles):
 
     def made(self, **splits: Any) -> TensorData:
         return VolumeData(**splits)
-
-    def look(self, source: Source) -> Any:
-        return looked_at(source, self.window)
 
     def _check_volumes(self, fewest: int) -> None:
         self._check_own(fewest)

@@ -26,6 +26,7 @@ from fairflare.data.readers.volumes import read as read_volume
 from fairflare.data.site_config import SiteConfig
 from fairflare.data.tensors import TensorData
 from fairflare.networks import own as own_network
+from fairflare.networks import own_class
 from fairflare.networks import volumes as volume_networks
 from fairflare.tasks.base import Preset, Task
 from fairflare.tasks.bundle_parts import built, named, pipeline, read, steps
@@ -209,7 +210,7 @@ class BundleTask(OwnData):
         self._check_own(fewest=1 if self.masks else 2)
         if self.model != type(self).model:  # the default needs no look, which would import MONAI to list tasks
             own_network.check_model(self.model, ())
-        expect("model", own_network.class_path(self.model).startswith("monai."), "a network of MONAI's", self.model)
+        expect("model", own_class.class_path(self.model).startswith("monai."), "a network of MONAI's", self.model)
         named("loss", read("loss", self.loss, dict), "loss")
         named("inferer", read("inferer", self.inferer, dict), "inferer")
         for key in ("transforms", "train_transforms"):

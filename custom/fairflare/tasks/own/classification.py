@@ -10,6 +10,7 @@ from torch import nn
 
 from fairflare.core.types import Training
 from fairflare.data.readers.pictures import Reader
+from fairflare.networks import images  # noqa: F401  (a job carries them)
 from fairflare.networks import own as own_network
 from fairflare.tasks.base import Preset, expect
 from fairflare.tasks.kinds.own import OwnGrades

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import importlib
 import itertools
 import json
 from collections.abc import Mapping, Sequence
@@ -19,9 +20,8 @@ from fairflare.core.seeds import derive
 from fairflare.core.types import Training
 from fairflare.core.validation import Names, Text, shown, some
 from fairflare.data import table_columns
-from fairflare.data.inputs import NAME, Encoder, Pooling, Scaling, TableInputs, Vectors, names
-from fairflare.data.readers.datalist import PATIENTS, identities_of, patients_of
-from fairflare.data.readers.files import FileSplit
+from fairflare.data.inputs import NAME, VECTORS, Pooling, Scaling, TableInputs
+from fairflare.data.readers.cases import PATIENTS, identities_of, patients_of
 from fairflare.data.readers.table_features import check_cells
 from fairflare.data.readers.tables import MISSING, SUFFIXES, read_table
 from fairflare.data.site_config import SiteConfig
@@ -34,6 +34,8 @@ from fairflare.tasks.kinds.own import OwnData, OwnGrades
 
 if TYPE_CHECKING:
     import pandas
+
+    from fairflare.data.readers.files import FileSplit
 
 SPLIT = "split"
 SPLITS = ("train", "val", "test")
@@ -149,7 +151,7 @@ class Tabular(OwnData):
     def network(self) -> nn.Module:
         inputs = self._inputs()
         n = len(inputs.numbers) + len(inputs.plain)
-        n += Encoder.of(self.encoder).width if self.attends else 0
+        n += self._width() if self.attends else 0
         expect("features", n > 0, "columns of the table, separated by commas", self.features)
         outputs, options = self.kind.head(self.classes)
         network = own_network.build(self.model, (n,), (outputs,), **options)
@@ -162,7 +164,8 @@ class Tabular(OwnData):
         scaling = prepared.fixed or scaled_by(numbers[rows["train"]])
         inputs = torch.cat((scaling(numbers), torch.from_numpy(plain)), dim=1)
         whose, identities = patients_of(columns), identities_of(columns, own.patient_key)
-        bags, splits = prepared.bags(own, columns, inputs, labels), dict[str, Split | FileSplit]()
+        bags = prepared.bags(own, columns, inputs, labels)
+        splits: dict[str, Split | FileSplit] = {}
         for name, index in rows.items():
             about = {a: [columns[a][i] for i in index] for a in self.attributes}
             owners = None if whose is None else whose[index]
@@ -171,8 +174,8 @@ class Tabular(OwnData):
                 splits[name] = Split(inputs[index], labels[index], about, owners, known)
             else:
                 told = labels[index] if self.kind.has_classes else labels[:0]
-                threads = own.num_workers
-                splits[name] = FileSplit(index.tolist(), bags, told, about, 0.0, threads, patients=owners)
+                threads, reader = own.num_workers, importlib.import_module(VECTORS)
+                splits[name] = reader.FileSplit(index.tolist(), bags, told, about, 0.0, threads, patients=owners)
         data = TensorData.of(splits, n_classes=self.kind.n_classes(self.classes))
         data.scaling, data.conversion, data.keyed = scaling, own.conversion, bool(own.patient_key)
         return data
@@ -216,7 +219,13 @@ class Tabular(OwnData):
     def feature_names(self) -> list[str]:
         """Columns of the table, and the numbers of its vectors where each row has one."""
         own = table_columns.names_of(self.features)
-        return own if self.attends or not self.vectors else own + names(self.vectors, Encoder.of(self.encoder).width)
+        if self.attends or not self.vectors:
+            return own
+        return own + importlib.import_module(VECTORS).names(self.vectors, self._width())
+
+    def _width(self) -> int:
+        """Numbers of an encoder's vector."""
+        return int(importlib.import_module(VECTORS).Encoder.of(self.encoder).width)
 
     def read_columns(self) -> dict[str, Column]:
         return table_columns.read_columns(self.columns, self.feature_names())
@@ -247,9 +256,14 @@ class Tabular(OwnData):
             renamed=table_columns.renamed_of(self.renamed),
             gaps=self._gaps(),
             attributes=lambda columns: {name: list(columns[name]) for name in attributes if name in columns},
-            vectors=Vectors(self.vectors, self.encoder, self.pooling) if self.vectors else None,
+            vectors=self._vectors(),
             fixed=by_range(numbers) if not self.scaling else table_columns.read_scaling(self.scaling, len(numbers)),
         )
+
+    def _vectors(self) -> Any:
+        """What reads an encoder's features; None without."""
+        reader = importlib.import_module(VECTORS) if self.vectors else None
+        return reader and reader.Vectors(self.vectors, self.encoder, self.pooling)
 
     def table(self, own: SiteConfig) -> tuple[Path, dict[str, Any], dict[str, np.ndarray], Tensor]:
         """The file, its labelled rows' cells, the row numbers of each split, and the labels."""
