@@ -45,15 +45,13 @@ from fairflare.studies.describe import leaving
 from fairflare.studies.folders import check_path, content
 
 T = TypeVar("T")
-SERVER_APPS = ("app_server", "app")
-"""The server's app, in an export of this version and of the first."""
-APP = r"app(_server|_sites)?"
+APP = r"app_(server|sites)"
 CODE = rf"{APP}/custom/fairflare"
 SIGNED = "SIGNED.json"
 """In a job's folder: the hash of every other file of it, and a signature of these."""
 JOB_FILES = (
-    rf"meta\.json|README\.md|SIGNED\.json|{APP}/MANIFEST\.json|{APP}/config/(config_fed_(server|client)\.json|initial\.(safetensors|pt))"
-    rf"|{CODE}/.+\.(py|pyc|j2)|{CODE}/(py\.typed|left_out\.json|app/catalogue\.json|(datasets|papers)/data/[^/]+)"
+    rf"meta\.json|README\.md|SIGNED\.json|{APP}/MANIFEST\.json|{APP}/config/(config_fed_(server|client)\.json|initial\.safetensors)"
+    rf"|{CODE}/.+\.(py|pyc|j2)|{CODE}/(py\.typed|datasets/data/[^/]+)"
 )
 """What an export writes, below the job's folder."""
 CHECKS = {
@@ -113,8 +111,7 @@ def _refuse_other_than_job(out: Path, force: bool) -> None:
 
 def server_config(folder: Path) -> Path:
     """The server's configuration in a job's ``folder``."""
-    found = [folder / app / "config" / "config_fed_server.json" for app in SERVER_APPS]
-    return next((path for path in found if path.is_file()), found[0])
+    return folder / APPS["server"] / "config" / SIDES["server"]
 
 
 def is_job(folder: Path) -> bool:

@@ -76,9 +76,6 @@ accept_option = listed("--accept", metavar="CODE", help="Preflight's errors of t
 without_option = listed("--without", metavar="A,B", help="Sites of your own data that are left out.")
 classes_option = listed_text("--classes", metavar="N|A,B", help="Classes or structures: a number, or their names.")
 env_option = option("--env", type=click.Choice(["local", "sim"]), default="local", help="Where the federation runs.")
-threads_option = click.option(
-    "--sim-threads", type=int, metavar="N", help="Simulator threads; one per site by default."
-)
 
 
 class Workers(click.ParamType):

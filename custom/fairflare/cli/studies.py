@@ -24,7 +24,6 @@ from fairflare.studies.run_file import say_reasons
 )
 @click.option("--fixed-data", is_flag=True, help="The same data for every seed, where a task draws them.")
 @options.env_option
-@options.threads_option
 @options.workers_option
 @options.cache_option
 @options.out_option

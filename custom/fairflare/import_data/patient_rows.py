@@ -38,7 +38,7 @@ MOST_FILES, MOST_PAIRS, MOST_SECONDS = 100_000, 10_000_000, 600
 """Files that a pattern may match, rows of an index with rows of a table, and the time that all tables may take."""
 DATE = "index_date"
 """The result's column of the index."""
-ROW, TIME, VALUE = "@row", "@time", "@value"
+ROW, TIME = "@row", "@time"
 
 Scalar = int | float | str
 Window = tuple[float | None, float | None]

@@ -205,7 +205,7 @@ def _identity(config: Json, about: Json, trail: Trail) -> Json:
             "id": config.get("method"),
             "title": config.get("title") or config.get("method") or "unnamed method",
             **{key: config.get(key) for key in ("paper", "trainer", "probes", "selector", "server_optimizer")},
-            "settings": settings if config.get("format") == 1 or settings is None else flat(settings),
+            "settings": None if settings is None else flat(settings),
             "after": None if step == "none" else {"step": step, **(config.get("after_settings") or {})},
         },
         "task": {

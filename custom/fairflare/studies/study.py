@@ -38,7 +38,6 @@ if TYPE_CHECKING:
 Reports = dict[str, Report]
 SHARED = ("group_by", "leave_out", "clients")
 """What the methods of a grid have alike, beside the data."""
-SOLO, POOLED = "solo", "pooled"
 
 
 def arms(
