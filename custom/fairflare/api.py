@@ -702,12 +702,11 @@ def _located(
         told |= {"event": "", "classes": _event_last(data, reading, told["classes"])}
     try:
         chosen = Choices(**told, kind=params.get("kind") or "")
-        proposal = write.imported(data, Path(folder) if private is None else private, chosen)  # type: ignore[arg-type]  # one is there
+        found = write.imported(data, Path(folder) if private is None else private, chosen)  # type: ignore[arg-type]  # one is there
     except BaseException:
         if private:
             shutil.rmtree(private, ignore_errors=True)
         raise
-    found = proposal.found
     for line in (*found.suspects, *found.notes):
         display.note(line)
     if found.form.classes and len(found.classes) == 2:

@@ -44,17 +44,6 @@ def std(values: Values | Iterable[float | None], ddof: Literal[0, 1] = 0) -> flo
     return math.sqrt(math.fsum((value - centre) ** 2 for value in known) / (len(known) - ddof))
 
 
-def client_std(clean: float, corrupted: float, n_clean: int = 16, n_corrupted: int = 4) -> float:
-    """Standard deviation (ddof 0) over sites at two values: sqrt(n_clean n_corrupted) / (n_clean + n_corrupted) |gap|.
-
-    FedISM+'s Table IV (Wu et al.): 16 clean clients at the metric on the clean test set and 4 corrupted ones at that on
-    the corrupted test set, hence 0.4 times the distance of the two. Either number may be 0, not both.
-    """
-    if min(n_clean, n_corrupted) < 0 or n_clean + n_corrupted < 1:
-        raise ValueError(f"expected at least one client, got {n_clean} clean and {n_corrupted} corrupted")
-    return math.sqrt(n_clean * n_corrupted) / (n_clean + n_corrupted) * abs(clean - corrupted)
-
-
 def worst(values: Values, higher_is_better: bool = True) -> tuple[str | None, float | None]:
     """The worst served site and its value; of several, the first by name."""
     sign = 1 if higher_is_better else -1
