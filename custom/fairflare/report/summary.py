@@ -94,7 +94,8 @@ def summarise(config: Json, entries: Iterable[Mapping[str, Any]]) -> Json:
     rows = site_rows(counted, sites, described, headline)
     values = {row["site"]: row["value"] for row in rows}
     own = personal.personal_section(trail, sites, headline, higher)
-    used = personal.used_models(config, own)
+    # A rule may show models that no site uses.
+    used = own is not None and PERSONAL in (about.get(personal.USED), about.get(personal.COUNTED))
     in_use = personal.own_rows(rows, own) if own and used else rows
     summary = {
         "format": FORMAT,
