@@ -252,14 +252,14 @@ class Federation:
                 out = self._use(data, reading, data_folder, out)
         if (file := self._file) is None:
             raise UserError("fit: the run was opened, and has ended; a new Federation begins another")
-        threads, count = file.sim_threads, workers if workers is not None else file.workers or 1
-        deployment = file.deployment(threads, file.workers)
+        count = workers if workers is not None else file.workers or 1
+        deployment = file.deployment(file.workers)
         folder = Path(out) if out is not None else file.out or default_folder(self.config)
         with as_before(self._named, progress):
             if deployment and env is None:
                 execute_deployed(self.config, folder, force=force, **deployment)
             else:
-                run_once(self.config, folder, env=env or file.env, force=force, sim_threads=threads, workers=count)
+                run_once(self.config, folder, env=env or file.env, force=force, workers=count)
         self.folder = folder
         self.__dict__.pop("report", None)
         return self
@@ -702,12 +702,11 @@ def _located(
         told |= {"event": "", "classes": _event_last(data, reading, told["classes"])}
     try:
         chosen = Choices(**told, kind=params.get("kind") or "")
-        proposal = write.imported(data, Path(folder) if private is None else private, chosen)  # type: ignore[arg-type]  # one is there
+        found = write.imported(data, Path(folder) if private is None else private, chosen)  # type: ignore[arg-type]  # one is there
     except BaseException:
         if private:
             shutil.rmtree(private, ignore_errors=True)
         raise
-    found = proposal.found
     for line in (*found.suspects, *found.notes):
         display.note(line)
     if found.form.classes and len(found.classes) == 2:

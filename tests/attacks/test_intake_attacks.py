@@ -53,7 +53,7 @@ def test_no_key_of_a_list_that_may_name_a_patient_becomes_a_group(tmp_path):
         age=lambda i: 30 + 5 * i,
     )
     proposal = look(root, Choices())
-    files = contents(root, proposal.found, False)
+    files = contents(root, proposal)
     options = json.loads(files["dataset.json"])["options"]
     assert options["attribute_values"] == "sex=f|m; age_band=40 to 59|60 to 79|80 and over|under 40"
     text = b"".join(files.values()).decode()
@@ -119,7 +119,7 @@ def linked(root, outside):
         path.symlink_to(outside / path.parent.name / path.name)
     proposal = look(root, Choices())
     assert proposal.links
-    write(root, contents(root, proposal.found, True))
+    write(root, contents(root, proposal))
     return tasks.load("classification", datalists=str(root / "fairflare"), site_names="d", labels="ill,normal")
 
 
@@ -139,11 +139,11 @@ def test_a_table_or_list_that_is_a_link_out_of_the_folder_is_said_to_be_one(tmp_
         (elsewhere / name).write_text("\n".join(["age,outcome", *rows]))
     (root / name).symlink_to(elsewhere / name)
     chosen = Choices(label="outcome") if name == "rows.csv" else Choices()
-    notes = look(root, chosen).found.notes
+    notes = look(root, chosen).notes
     assert any(f"1 of 1 lists or tables are symbolic links out of {root}, e.g. {name}" in note for note in notes)
     (root / name).unlink()
     shutil.copy(elsewhere / name, root / name)
-    assert not any("symbolic links" in note for note in look(root, chosen).found.notes)
+    assert not any("symbolic links" in note for note in look(root, chosen).notes)
 
 
 def test_links_out_are_followed_where_somebody_at_this_machine_has_allowed_them(tmp_path):

@@ -65,7 +65,7 @@ def test_a_run_goes_on_in_its_segments(root, tmp_path, monkeypatch):
     assert verify(folder / AUDIT)[-1]["model_sha256"] == verify(root / "plain" / AUDIT)[-1]["model_sha256"]
     before = files(folder)
     assert call("report", folder) == 0 and files(folder) == before, "the same report needs no second line"
-    assert call("watch", folder, "--once") == 0
+    assert call("watch", folder) == 0
 
 
 def edited(name):

@@ -15,7 +15,6 @@ from pathlib import Path
 import pytest
 
 from cases import each
-from fairflare.cli.jobs import is_job
 from fairflare.cli.main import main
 from fairflare.core.errors import DataError, RunFailed, UserError
 from fairflare.engine import audit, files, loop, memory
@@ -680,32 +679,6 @@ def test_export_replaces_jobs_only(capsys, tmp_path):
     assert [p.name for p in tmp_path.iterdir()] == ["job"]
 
 
-WRONG = {
-    "args": lambda flow: flow.update(args=[1]),
-    "config": lambda flow: flow["args"].update(config="text"),
-    "code": lambda flow: flow["args"]["config"].update(code=5),
-    "names without hashes": lambda flow: flow["args"]["config"].update(code=["thesis"]),
-}
-
-
-@each("name", [*WRONG, "workflows", "a workflow"])
-def test_a_broken_job_is_not_replaced(name, capsys, tmp_path):
-    export = ["export", "fedavg", "--task", "support2", "--out", tmp_path / "job", "--force"]
-    assert call(capsys, *export)[0] == 0
-    path = tmp_path / "job" / "app_server" / "config" / "config_fed_server.json"
-    content = json.loads(path.read_text())
-    if name in WRONG:
-        (flow,) = (f for f in content["workflows"] if "controller" in f["path"])
-        WRONG[name](flow)
-    else:
-        content |= {"workflows": 5 if name == "workflows" else [1], "was": "fairflare.flare.controller"}
-    path.write_text(json.dumps(content))
-    before = files_of(tmp_path / "job")
-    code, _, err = call(capsys, *export)
-    assert code == 2 and "config_fed_server.json: " in err and ": expected a " in err and err.count("\n") == 1, err
-    assert files_of(tmp_path / "job") == before
-
-
 def test_a_killed_export_leaves_the_old_job_or_the_new_one(capsys, tmp_path):
     out = tmp_path / "job"
     export = ["export", "fedavg", "--task", "support2", "--out", out, "--force"]
@@ -713,7 +686,7 @@ def test_a_killed_export_leaves_the_old_job_or_the_new_one(capsys, tmp_path):
     for number in (0, 1):
         assert in_child(*export, patch=at(Path, "rename", nth(number))) == -signal.SIGKILL
         assert call(capsys, *export)[0] == 0
-        assert is_job(out) and [p.name for p in tmp_path.iterdir()] == ["job"]
+        assert (out / "meta.json").is_file() and [p.name for p in tmp_path.iterdir()] == ["job"]
 
 
 @pytest.mark.parametrize("command", ["compare", "contribution"])

@@ -89,11 +89,10 @@ def test_a_killed_site_is_named_and_the_rounds_go_on_by_their_rules(tmp_path, ca
 
 @pytest.mark.flare
 @pytest.mark.long
-@pytest.mark.parametrize("threads", [(), ("--sim-threads", 1)])
-def test_at_the_end_of_a_run_nobody_is_missed(tmp_path, capfd, threads):
+def test_at_the_end_of_a_run_nobody_is_missed(tmp_path, capfd):
     """In every run of the tests: test_own_data_sim.py."""
     with pytest.raises(SystemExit) as stop:
-        main([*map(str, (*RUN, "--sites", 2, "--rounds", 1, "--env", "sim", *threads, "--out", tmp_path / "run"))])
+        main([*map(str, (*RUN, "--sites", 2, "--rounds", 1, "--env", "sim", "--out", tmp_path / "run"))])
     assert stop.value.code == 0 and ENDED not in capfd.readouterr().err
 
 

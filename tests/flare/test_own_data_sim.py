@@ -46,7 +46,7 @@ def pairs(settings):
 def test_one_command_per_method(name, tmp_path, capfd):
     """Orders over FLARE's processes; a second exchange is in test_deploy_poc.py, of masks in test_volumes_sim.py.
 
-    test_five_papers.py has FLARE's messages of every method. The sites share a process; at its end none is missed.
+    test_five_papers.py has FLARE's messages of every method. At its end no site is missed.
     """
     method, kind, classes, settings = RUNS[name]
     where = tmp_path / "data"
@@ -54,8 +54,8 @@ def test_one_command_per_method(name, tmp_path, capfd):
     size = () if kind == "tabular" else ("size=32",)
     own = ["--datalists", data, "--kind", kind, "--classes", classes, *pairs((*settings, *size))]
     logs = []
-    for env, threads in (("local", ()), ("sim", ("--sim-threads", "1"))):
-        assert run("run", method, *own, "--rounds", "2", "--env", env, *threads, "--out", tmp_path / env) == 0
+    for env in ("local", "sim"):
+        assert run("run", method, *own, "--rounds", "2", "--env", env, "--out", tmp_path / env) == 0
         assert ENDED not in capfd.readouterr().err
         entries = verify(tmp_path / env / "audit.jsonl")
         assert not any(e["rejected"] for e in entries if e["event"] == "round")

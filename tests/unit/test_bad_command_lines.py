@@ -189,8 +189,6 @@ def options():
     for name in ("--seed", "--rounds", "--sites"):
         for value in ("", "x", "1.5", "nan", "-1", "9" * 60, "9" * 5000):
             yield [*RUN, name, value], ""
-    for value in ("0", "-1", "x", ""):
-        yield [*RUN, "--env", "sim", "--sim-threads", value], "--sim-threads"
     for value in ("0", "-1", "nan", "x", "1e400"):
         yield [*RUN, "--env", "prod", "--kit", "empty", "--wait", value], "--wait"
     for value in ("", "moon", "SIM", "poc\0"):
@@ -305,7 +303,7 @@ def tasks_and_methods():
             "mask_values",
         )
     for value in ("", "nosuch", "empty", "file", "loop", "bytes", NAME, "a\0b"):
-        yield ["run", "fedavg", "--task", "ich-phantom:paper", "--pretrained-weights", value], ""
+        yield ["run", "fedavg", "--task", "ich-phantom:paper", "--init-from", value], ""
 
 
 def comparisons():
@@ -527,7 +525,6 @@ def folders():
         ):
             yield [command, path], ""
         yield [command], "FOLDER"
-    yield ["resume", "full", "--sim-threads", "0"], ""
 
 
 def preparations():

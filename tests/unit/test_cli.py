@@ -235,7 +235,6 @@ MISTAKES = [
     (["run", "fedavg", "--task", "support2", "--set", "lr=fast"], "lr: expected a number, got 'fast'"),
     (["run", "fedavg", "--task", "support2", "--env", "moon"], "moon"),
     (["run", "fedavg", "--task", "support2", "--seed", "-1"], "seed: expected a whole number from 0 to"),
-    (["run", "fedavg", "--task", "support2", "--sim-threads", "2"], "--sim-threads"),
     (["compare", "fedavg", "--task", "support2", "--seeds", "0,0"], "--seeds"),
     (["compare", "fedavg", "--task", "support2", "--seeds", "one"], "--seeds"),
     (["export", "fedavg", "--task", "support2"], "--out"),
@@ -315,7 +314,7 @@ def test_a_second_interrupt_while_python_ends_is_no_traceback():
     assert (ended.returncode, ended.stderr) == (130, "fairflare: interrupted\n")
 
 
-def test_pretrained_weights_start_the_model_and_their_path_stays_here(capsys, tmp_path):
+def test_given_weights_start_the_model_and_their_path_stays_here(capsys, tmp_path):
     """A ResNet-18 state dict with another head: everything but the head is taken over; nobody sees the path."""
     from fairflare.engine.setup.config import make_config
     from fairflare.engine.setup.parts import build_parts
@@ -329,7 +328,7 @@ def test_pretrained_weights_start_the_model_and_their_path_stays_here(capsys, tm
     model = build_parts(config).model
     assert torch.equal(model["conv1.weight"], weights["conv1.weight"]) and model["fc.weight"].shape == (5, 512)
     arguments = ["export", "fedavg", "--task", "ich-phantom:small", "--set", "model=resnet18"]
-    code, _, err = call(capsys, *arguments, "--pretrained-weights", path, "--out", tmp_path / "job")
+    code, _, err = call(capsys, *arguments, "--init-from", path, "--out", tmp_path / "job")
     assert code == 0, err
     configs = tmp_path / "job" / "app_server" / "config"
     assert str(path) not in (configs / "config_fed_server.json").read_text()
@@ -338,7 +337,7 @@ def test_pretrained_weights_start_the_model_and_their_path_stays_here(capsys, tm
     assert [str(path) in one.read_text() for one in client.iterdir()] == [False]
     arguments[0] = "run"
     for env in ("local", "sim"):
-        where = ["--pretrained-weights", tmp_path / "no.pth", "--out", tmp_path / "run", "--env", env]
+        where = ["--init-from", tmp_path / "no.pth", "--out", tmp_path / "run", "--env", env]
         code, _, err = call(capsys, *arguments, *where)
         assert code == 2 and "no.pth" in err and err.count("\n") == 1 and not (tmp_path / "run").exists()
 

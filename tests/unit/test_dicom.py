@@ -119,10 +119,6 @@ def test_ct_is_scaled_by_one_window_however_it_is_stored(tmp_path):
         assert (not torch.equal(one, two)) == differ
 
 
-def assert_near(image, expected):
-    assert np.abs(image[0].numpy() - expected).max() <= 0.5
-
-
 def test_the_files_own_window_is_applied_as_the_standard_says(tmp_path):
     values = np.tile(np.linspace(-1000, 1000, 32).round(), (32, 1))
     shown = Reader(32, 1, window="file")

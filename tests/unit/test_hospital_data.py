@@ -107,7 +107,7 @@ def test_tables_are_read_right_or_refused_with_both_readings(name, tmp_path, cap
             if specs.get(one, {"kind": "number"})["kind"] == "number":
                 assert all(float(row[one]) >= 0 for row in rows if row[one]) and any(row[one] for row in rows)
     if truth.patients:
-        found = look(root, Choices()).found
+        found = look(root, Choices())
         splits = defaultdict(set)
         for one in found.examples:
             splits[one.site, one.patient].add(one.split)
@@ -169,7 +169,7 @@ def test_a_choice_at_a_terminal_decides(tmp_path):
         asked.append((what, [one.flags for one in readings]))
         return 1
 
-    found = look(root, Choices(ask=second)).found
+    found = look(root, Choices(ask=second))
     assert found.sites == ["0", "1"] and found.classes == ("01", "02", "03")
     assert asked == [
         ("folders may be read in two ways", ["--site folder1 --label folder2", "--site folder2 --label folder1"])
@@ -211,12 +211,12 @@ def test_what_cannot_be_read_right_is_refused_in_a_line(name, tmp_path, capsys):
 
 def test_folders_give_the_sites_that_a_table_lacks(tmp_path):
     hospital_habits.table_beside_hospitals(tmp_path)
-    assert look(tmp_path, Choices()).found.sites == ["Klinik A", "Klinik B"]
+    assert look(tmp_path, Choices()).sites == ["Klinik A", "Klinik B"]
 
 
 def test_a_column_of_files_is_taken_for_the_images(tmp_path):
     hospital_habits.ages_that_are_file_names(tmp_path)
-    found = {one.image: one.label for one in look(tmp_path, Choices()).found.examples}
+    found = {one.image: one.label for one in look(tmp_path, Choices()).examples}
     assert found == {f"{k}.png": ("ill", "well")[k % 2] for k in range(1, 61)}
 
 
@@ -241,7 +241,7 @@ def test_notes_say_which_columns_differ_between_sites(tmp_path):
         for name, (a, b, _) in CODED.items():
             table[name] = [(b if k % 2 and here else a)(k // 2) for k in range(len(table))]
         hospital_habits.write(tmp_path, table)
-        notes = look(tmp_path, Choices()).found.notes
+        notes = look(tmp_path, Choices()).notes
         assert [f"{name}: {note}" in notes for name, (_, _, note) in CODED.items()] == [here] * len(CODED), notes
     assert any("have one value at each site" in note and note.endswith(": ort") for note in notes)
 
@@ -249,7 +249,7 @@ def test_notes_say_which_columns_differ_between_sites(tmp_path):
 def test_a_code_for_missing_is_found_as_pandas_writes_it_and_in_one_column_alone(tmp_path):
     table = hospital_tables.cohort().assign(sex=[0.0, 1.0, 1.0, 9.0] * 30, nodes=[9, 8, 7, 6] * 30)
     hospital_habits.write(tmp_path, table)
-    found = look(tmp_path, Choices(missing=("sex=9", "999"))).found
+    found = look(tmp_path, Choices(missing=("sex=9", "999")))
     assert [sum(not one.cells[name] for one in found.examples) for name in ("sex", "nodes")] == [30, 0]
     kept = json.loads(found.options["columns"])
     assert [kept[name]["codes"] for name in ("sex", "nodes")] == [["9", "999"], ["999"]]
@@ -258,7 +258,7 @@ def test_a_code_for_missing_is_found_as_pandas_writes_it_and_in_one_column_alone
 def test_the_risk_is_that_of_yes_and_dates_of_two_digits_are_no_category(tmp_path):
     on = [f"{1 + k % 20:02d}.03.21" for k in range(120)]
     hospital_habits.write(tmp_path, hospital_tables.cohort().assign(died=["ja", "nein"] * 60, admitted=on))
-    found = look(tmp_path, Choices()).found
+    found = look(tmp_path, Choices())
     assert found.classes == ("nein", "ja") and "admitted" not in found.options["features"]
 
 
@@ -269,7 +269,7 @@ def test_a_column_called_censored_is_no_event_by_itself(name, tmp_path):
     chosen = Choices(time="days", event=name, horizons="60")
     with pytest.raises(UserError, match="its name may say that 1 is no event"):
         look(tmp_path, chosen)
-    assert look(tmp_path, replace(chosen, event_value=("1",))).found.kind == "survival"
+    assert look(tmp_path, replace(chosen, event_value=("1",))).kind == "survival"
     with pytest.raises(UserError, match="in the unit of days: 119 at most, got 365"):
         look(tmp_path, replace(chosen, event_value=("1",), horizons="60,365"))
 
@@ -280,16 +280,16 @@ def test_an_outcome_s_numbers_are_checked_as_a_predictor_s(tmp_path):
     chosen = Choices(kind="regression", label="hba1c")
     with pytest.raises(UserError, match="hba1c: 999 stands 3 times .*--missing hba1c=999"):
         look(tmp_path, chosen)
-    assert len(look(tmp_path, replace(chosen, missing=("hba1c=999",))).found.examples) == 117
+    assert len(look(tmp_path, replace(chosen, missing=("hba1c=999",))).examples) == 117
     hospital_habits.write(
         tmp_path, table.assign(hba1c=table["hba1c"].where(table["hospital"] == "A", 40 + table["age"]))
     )
-    assert any(note.startswith("hba1c: about 6.475 at A and ") for note in look(tmp_path, chosen).found.notes)
+    assert any(note.startswith("hba1c: about 6.475 at A and ") for note in look(tmp_path, chosen).notes)
 
 
 def test_dates_that_may_mean_two_days_are_left_out(tmp_path):
     hospital_habits.dates_of_two_kinds(tmp_path)
-    found = look(tmp_path, Choices(since="born")).found
+    found = look(tmp_path, Choices(since="born"))
     assert "seen" not in next(csv.reader([found.options["features"]]))
     assert any("if day or month comes first: seen" in note for note in found.notes)
 
@@ -309,7 +309,7 @@ def test_the_part_of_a_name_that_is_the_patient(names, patients, tmp_path):
         for name in names:
             text = name.replace("07", f"{p:02d}") if "{p}" not in name else name.format(p=f"{p:02d}")
             drawn.save(tmp_path / "site-1" / ("normal", "tumor")[p % 2] / f"{text}.png", p % 2)
-    found = look(tmp_path, Choices()).found
+    found = look(tmp_path, Choices())
     assert len({one.patient for one in found.examples}) == patients
     splits = defaultdict(set)
     for one in found.examples:
@@ -322,7 +322,7 @@ def test_spellings_of_one_patient_stay_together(tmp_path):
     table["patient_id"] = [("p{:03d}", "P{:03d}")[k % 2].format(k // 4) for k in range(len(table))]
     table.to_csv(tmp_path / "cohort.csv", index=False)
     splits = defaultdict(set)
-    for one in look(tmp_path, Choices()).found.examples:
+    for one in look(tmp_path, Choices()).examples:
         splits[one.site, one.patient.lower()].add(one.split)
     assert all(len(where) == 1 for where in splits.values())
 
@@ -341,7 +341,7 @@ def test_localizers_are_left_out_and_what_tells_the_class_at_a_site_is_said(tmp_
                 more["modality"] = "MR" if site == "charite" else "CT"
                 save(folder / f"{k}_{series}.dcm", dataset(pixels, f"{site}{k:03d}", **more))
     (tmp_path / "notes").write_text("a;b\n1;2\n3;4\n")
-    found = look(tmp_path, Choices()).found
+    found = look(tmp_path, Choices())
     assert len(found.examples) == 48 and all(one.image.endswith("_0.dcm") for one in found.examples)
     assert any(note.startswith("52 images are localizers") for note in found.notes)
     assert any(note.startswith("modalities differ: MR (24), CT (24)") for note in found.notes)
@@ -354,7 +354,7 @@ def test_localizers_are_left_out_and_what_tells_the_class_at_a_site_is_said(tmp_
         assert code == 2 and err.count("\n") == 1 and ".csv" in err, err
     for name in ("A.csv", "B/b.csv", "c.csv.gz"):
         hospital_habits.write(tmp_path / "alone", hospital_tables.cohort(), name)
-    notes = look(tmp_path / "alone", Choices()).found.notes
+    notes = look(tmp_path / "alone", Choices()).notes
     assert any(note.startswith("B/b.csv, cohort.dat: a table that is not read") for note in notes)
     assert any(note.startswith("1 files of other formats are not read, e.g. c.csv.gz is packed") for note in notes)
 
@@ -366,7 +366,7 @@ def test_a_format_or_a_size_that_tells_the_class_is_said(tmp_path):
         drawn.save(path)
         if k % 2 and k >= 24:
             Image.open(path).resize((30, 30)).save(path)
-    suspects = look(tmp_path, Choices()).found.suspects
+    suspects = look(tmp_path, Choices()).suspects
     alone = "alone tells the class at {} (area under the curve 1.000)".format
     assert suspects == (f"the files' format {alone('A')}", f"the images' size {alone('B')}")
 
@@ -377,7 +377,7 @@ def test_slices_that_run_along_other_axes_are_said(tmp_path):
         image, mask, affine = ball(rng, (20, 18, 15))
         for name, voxels in ((f"{k}.nii", image), (f"{k}_mask.nii", mask)):
             write_volume(tmp_path / "AB"[k // 8] / name, *turned(voxels, affine, ("RAS", "PSR")[k // 8]))
-    notes = look(tmp_path, Choices(slices=5)).found.notes
+    notes = look(tmp_path, Choices(slices=5)).notes
     assert any(note.startswith("axes RAS of A/0.nii (A), PSR of B/8.nii (B): slices are read") for note in notes)
 
 
@@ -393,7 +393,7 @@ def test_a_column_that_tells_the_class_of_images_is_said(form, tmp_path):
     for site in "AB" if form == "list" else "":
         own = [row for row in rows if row["site"] == site]
         (tmp_path / f"{site}.json").write_text(json.dumps({"training": own}))
-    suspects = look(tmp_path, Choices()).found.suspects
+    suspects = look(tmp_path, Choices()).suspects
     assert suspects == ("laterality alone tells the class at A (area under the curve 1.000)",)
 
 
@@ -407,7 +407,7 @@ def test_images_of_two_sites_of_two_rows_and_of_none_are_said(tmp_path):
     names = [f"{where}{k}" for where in "st" for k in range(12)]
     rows = [{"image": f"{name}.png", "label": "xy"[k % 2], "site": "AB"[k // 12]} for k, name in enumerate(names)]
     hospital_habits.write(tmp_path, pd.DataFrame([*rows, *rows[:3]]))
-    notes = look(tmp_path, Choices()).found.notes
+    notes = look(tmp_path, Choices()).notes
     assert "3 rows name an image that another row names, too: it counts twice" in notes
     assert "12 images are in no row and are left out, e.g. a/12.png" in notes
     assert "12 images are files of another site, too, e.g. a/t0.png and a/s0.png" in notes

@@ -100,11 +100,11 @@ def test_kind_classes_and_sites_of_each_layout(layout, tmp_path):
     root = WRITERS[layout](tmp_path / "data")
     proposal = look(root, Choices())
     kind, classes, n = KINDS[layout]
-    assert (proposal.found.kind, proposal.found.classes, proposal.found.sites) == (kind, classes, list(SITES))
+    assert (proposal.kind, proposal.classes, proposal.sites) == (kind, classes, list(SITES))
     for site in SITES:
-        own = proposal.found.of(site)
+        own = proposal.of(site)
         assert len(own) == n and {one.split for one in own} == {"training", "validation", "testing"}
-    shown = lines(root, proposal, contents(root, proposal.found, False))
+    shown = lines(root, proposal, contents(root, proposal))
     assert max(map(len, shown)) <= 80 and [line.split()[0] for line in shown if line.startswith("site-")] == list(SITES)
     assert look(root, Choices()) == proposal
 
@@ -114,7 +114,7 @@ def test_of_two_classes_it_says_whose_risk_is_reported(tmp_path):
 
     def risk(*classes):
         proposal = look(root, Choices(classes=classes))
-        shown = lines(root, proposal, contents(root, proposal.found, False))
+        shown = lines(root, proposal, contents(root, proposal))
         return [line for line in shown if line.startswith("risk:")]
 
     assert risk() == ["risk:       of died, the second class (--classes died,lived: of the other)"]
@@ -123,7 +123,7 @@ def test_of_two_classes_it_says_whose_risk_is_reported(tmp_path):
 
 @pytest.mark.parametrize("layout", ["table of images", "tables"])
 def test_no_patient_is_in_two_splits(layout, tmp_path):
-    found = look(WRITERS[layout](tmp_path / "data"), Choices()).found
+    found = look(WRITERS[layout](tmp_path / "data"), Choices())
     assert found.patients == "column patient_id"
     splits = defaultdict(set)
     for one in found.examples:
@@ -136,7 +136,7 @@ def test_what_is_written_is_what_is_shown_and_nothing_else_changes(layout, tmp_p
     root = WRITERS[layout](tmp_path / "data")
     before = {path: path.read_bytes() for path in root.rglob("*") if path.is_file()}
     proposal = look(root, Choices())
-    files = contents(root, proposal.found, False)
+    files = contents(root, proposal)
     there = write(root, files)
     assert there == root / "fairflare" and {p: p.read_bytes() for p in before} == before
     assert {p.relative_to(there).as_posix() for p in there.rglob("*") if p.is_file()} == set(files)
@@ -156,7 +156,7 @@ def test_what_is_written_is_what_is_shown_and_nothing_else_changes(layout, tmp_p
 
 def test_a_tables_copy_holds_no_patient_and_names_its_groups(tmp_path):
     root = WRITERS["tables"](tmp_path / "data")
-    files = contents(root, look(root, Choices()).found, False)
+    files = contents(root, look(root, Choices()))
     head, *rows = files["site-1.csv"].decode().splitlines()
     assert head == "outcome,x,age,sex,age_band,patient,split" and len(rows) == 39 and b"no 3" not in files["site-1.csv"]
     options = json.loads(files["dataset.json"])["options"]
@@ -176,8 +176,8 @@ def test_splits_of_the_folder_stand_and_a_patient_in_two_is_refused(tmp_path):
     root = five_layouts.class_folders(tmp_path / "data", cases, splits=True)
     proposal = look(root, Choices())
     assert proposal.splits == ("as they are at site-1, site-2, site-10",)
-    counted = [sum(one.split == "validation" for one in proposal.found.of(site)) for site in SITES]
-    assert counted == [3, 3, 2] and proposal.found.classes == ("dark", "light")
+    counted = [sum(one.split == "validation" for one in proposal.of(site)) for site in SITES]
+    assert counted == [3, 3, 2] and proposal.classes == ("dark", "light")
     rows = [
         {"image": f"{site}/{case.split}/{case.label}/{i}.png", "label": case.label, "site": site, "split": case.split}
         | {"patient": f"{site} no {i % 10}"}
@@ -200,21 +200,21 @@ def test_patients_by_folder_and_by_name(tmp_path):
             name = f"{site}/P{i // 2:02d}/{i % 2}"
             five_layouts.save(tmp_path / "b" / f"{name}.png", np.full((20, 20), i))
             five_layouts.save(tmp_path / "b" / f"{name}_seg.png", np.eye(20) * 255)
-    by_name, by_folder = look(tmp_path / "a", Choices()).found, look(tmp_path / "b", Choices()).found
+    by_name, by_folder = look(tmp_path / "a", Choices()), look(tmp_path / "b", Choices())
     assert by_name.patients == "the beginning of the files' names" and by_folder.patients == "their folders"
     for found in (by_name, by_folder):
         assert len({one.patient for one in found.of("site-1")}) == 10
     alone = look(tmp_path / "a", Choices(patient="none"))
-    assert not alone.found.patients and not any(one.patient for one in alone.found.examples)
+    assert not alone.patients and not any(one.patient for one in alone.examples)
 
 
 def test_one_hospital_alone(tmp_path):
     root = five_layouts.class_folders(tmp_path, blocks(sites=("Our Hospital",))) / "Our Hospital"
-    found = look(root, Choices()).found
+    found = look(root, Choices())
     assert found.sites == ["Our Hospital"] and found.classes == ("dark", "light")
     with pytest.raises(UserError, match="--classes: expected the labels of the data, which have 'light' too"):
         look(root, Choices(classes=("dark", "bright")))
-    assert look(root, Choices(classes=("light", "dark", "none"))).found.classes == ("light", "dark", "none")
+    assert look(root, Choices(classes=("light", "dark", "none"))).classes == ("light", "dark", "none")
 
 
 def test_links_out_are_shown_and_allowed(tmp_path):
@@ -222,10 +222,10 @@ def test_links_out_are_shown_and_allowed(tmp_path):
     (root / "site-1" / "dark" / "gone.png").symlink_to(tmp_path / "nowhere")
     (root / "site-1" / "loop").symlink_to(root)
     proposal = look(root, Choices())
-    files = contents(root, proposal.found, True)
+    files = contents(root, proposal)
     shown = "\n".join(lines(root, proposal, files))
     assert len(proposal.links) == 36 and "36 images are symbolic links out of" in shown
-    assert any("1 symbolic links lead nowhere" in note for note in proposal.found.notes)
+    assert any("1 symbolic links lead nowhere" in note for note in proposal.notes)
     assert yaml.safe_load(files["sites/site-1.yaml"])["links"] is True
     assert json.loads(files["dataset.json"])["links"] == mark_of(root)
 

@@ -202,7 +202,7 @@ def test_a_run_starts_from_another_and_goes_on_without_the_file(earlier, tmp_pat
 
 
 @pytest.mark.slow
-def test_the_old_name_of_the_option_and_arms_of_a_comparison(earlier, tmp_path, capsys):
+def test_arms_of_a_comparison(earlier, tmp_path, capsys):
     out = tmp_path / "compare"
     with_given = f"fedavg:init_from={earlier}"
     code, _, err = call(capsys, "compare", "fedavg", with_given, *TASK[:4], "--set", "model=linear", "--out", out)
@@ -211,8 +211,6 @@ def test_the_old_name_of_the_option_and_arms_of_a_comparison(earlier, tmp_path, 
     assert "init_from" in json.dumps(table) and str(earlier) not in json.dumps(table)
     started = [len(list(folder.glob("initial.safetensors"))) for folder in sorted(out.glob("fedavg*"))]
     assert sorted(started) == [0, 1]
-    code, _, err = call(capsys, "run", "fedavg", *TASK, "--pretrained-weights", earlier, "--out", tmp_path / "run")
-    assert code == 0 and (tmp_path / "run" / "initial.safetensors").is_file(), err
 
 
 def test_a_job_brings_them_to_the_server_and_names_no_path(earlier, tmp_path, capsys):

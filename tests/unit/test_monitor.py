@@ -12,7 +12,7 @@ import pytest
 from cases import each
 from fairflare.cli.main import main
 from fairflare.core.errors import UserError
-from fairflare.inference.monitor import Monitor, patients_of, watch
+from fairflare.inference.monitor import Monitor, counted, patients_of
 
 COLUMNS = ("outcome", "own", "used")
 
@@ -34,10 +34,11 @@ def head(path, rows, to):
 def test_looked_at_often_or_once_it_says_the_same(tmp_path):
     table = write(tmp_path / "patients.csv")
     for rows in (0, 1, 250, 250, 599, 600):
-        part, new = watch(head(table, rows, tmp_path / "part.csv"), tmp_path / "often.json", 0.01, COLUMNS)
+        patients = patients_of(head(table, rows, tmp_path / "part.csv"), COLUMNS)
+        part, new = counted(patients, tmp_path / "often.json", 0.01)
         assert part.cases == rows
     assert new == 1
-    whole, _ = watch(table, tmp_path / "once.json", None, COLUMNS)
+    whole, _ = counted(patients_of(table, COLUMNS), tmp_path / "once.json", None)
     assert whole == part
     assert 0 < whole.certificate.reached < 600 and not whole.alarm.reached
     assert whole.sentence().startswith("Keep the model in use")
@@ -53,13 +54,13 @@ def test_a_worse_model_in_use_raises_the_alarm(tmp_path):
 
 def test_changed_or_missing_patients_are_refused_and_the_state_stays(tmp_path):
     table, state = write(tmp_path / "patients.csv", 50), tmp_path / "state.json"
-    watch(table, state, 0.01, COLUMNS)
+    counted(patients_of(table, COLUMNS), state, 0.01)
     before = state.read_text()
     for other in (head(table, 49, tmp_path / "fewer.csv"), write(tmp_path / "others.csv", 60, seed=1)):
         with pytest.raises(UserError, match="expected the 50 that are counted"):
-            watch(other, state, None, COLUMNS)
+            counted(patients_of(other, COLUMNS), state, None)
     with pytest.raises(UserError, match="--margin: expected 0.01"):
-        watch(table, state, 0.02, COLUMNS)
+        counted(patients_of(table, COLUMNS), state, 0.02)
     assert state.read_text() == before
     assert "outcome" not in before and len(before) < 1000
 

@@ -198,9 +198,9 @@ def test_an_interrupted_comparison_leaves_no_process_and_folders_that_go_on(tmp_
 @pytest.mark.parametrize(
     "words, text",
     [
-        (["--workers", "0"], "expected a number from 1 to 1024 or auto, got '0'"),
-        (["--workers", "many"], "expected a number from 1 to 1024 or auto, got 'many'"),
-        (["--workers", "²"], "expected a number from 1 to 1024 or auto"),
+        (["--workers", "0"], "0 is not in the range 1<=x<=1024"),
+        (["--workers", "many"], "'many' is not a valid number or auto"),
+        (["--workers", "²"], "'²' is not a valid number or auto"),
         (["--workers", "2", "--env", "sim"], "--workers: expected --env local, got --env sim"),
     ],
 )

@@ -59,13 +59,13 @@ def synthea(tmp_path_factory):
 def test_a_relational_set_is_what_a_script_makes_of_it(synthea):
     root, text = synthea
     found = made(root, text)
-    assert same_cells(found.table, "PATIENT", relational_sets.of_synthea(root)) > 50_000
-    assert len(pd.read_csv(root / "patients.csv")) == 5000 and found.table["site"].nunique() == 3
+    assert same_cells(found[0], "PATIENT", relational_sets.of_synthea(root)) > 50_000
+    assert len(pd.read_csv(root / "patients.csv")) == 5000 and found[0]["site"].nunique() == 3
 
 
 def test_nothing_that_is_dated_after_the_index_enters_a_predictor(synthea, tmp_path):
     root, text = synthea
-    before = made(root, text).table
+    before = made(root, text)[0]
     for path in root.glob("*.csv"):
         table = pd.read_csv(path, dtype=str)
         if path.stem == "observations":
@@ -74,7 +74,7 @@ def test_nothing_that_is_dated_after_the_index_enters_a_predictor(synthea, tmp_p
             assert 1000 < later.sum() < len(table)
             table.loc[later, "VALUE"] = "1000000"
         table.to_csv(tmp_path / path.name, index=False)
-    pd.testing.assert_frame_equal(made(tmp_path, text).table, before)
+    pd.testing.assert_frame_equal(made(tmp_path, text)[0], before)
 
 
 CASES = {
@@ -98,7 +98,7 @@ def test_what_init_prints_leads_to_the_table_of_a_script(name, tmp_path, capsys,
     file = tmp_path / command[command.index("--mapping") + 1]
     assert code == 0 and file.is_file()
     again = shlex.split(re.search(r"fairflare init .*", out)[0])
-    assert same_cells(made(path, file.read_text()).table, patient, by_hand(path)) > 300
+    assert same_cells(made(path, file.read_text())[0], patient, by_hand(path)) > 300
     assert call(capsys, *again[1:])[0] == 0
     home = (path if path.is_dir() else tmp_path) / "fairflare"
     description = json.loads((home / "dataset.json").read_text())
@@ -133,7 +133,7 @@ OMOP = {
 def test_an_omop_extract_gets_a_proposal(tmp_path):
     for name, text in OMOP.items():
         (tmp_path / f"{name}.csv").write_text(text)
-    table = made(tmp_path, rows.propose(tmp_path, Choices())).table.set_index("person_id")
+    table = made(tmp_path, rows.propose(tmp_path, Choices()))[0].set_index("person_id")
     assert (
         list(table["measurement_3016723_count"].unique()) == ["2"]
         and table.at["7", "measurement_3016723_last"] == "5.7"
@@ -159,13 +159,13 @@ def small(root):
 
 def test_each_stay_is_a_row_with_a_time_to_the_event_or_to_the_end(tmp_path):
     small(tmp_path)
-    table = made(tmp_path, TIMES).table
+    table = made(tmp_path, TIMES)[0]
     told = dict(
         zip(table["stay"], zip(table["dead"], table["dead_time"], table["earlier_count"], table["earlier_since"]))
     )
     assert told == {"a": ("1", "60", "0", ""), "b": ("1", "30", "1", "30"), "c": ("0", "31", "0", ""),
                     "d": ("0", "90", "0", "")}  # fmt: skip
-    plain = made(tmp_path, TIMES.replace("take: time", "take: any")).table
+    plain = made(tmp_path, TIMES.replace("take: time", "take: any"))[0]
     assert dict(zip(plain["stay"], plain["dead"])) == {"a": "1", "b": "1", "c": "", "d": "0"}
 
 
@@ -322,10 +322,10 @@ def test_events_are_excluded_and_earlier_outcomes_named(tmp_path):
     small(tmp_path)
     text = TIMES.replace("take: time", "take: any").replace(", take: each", "").replace("[1, 90]", "[70, 90]")
     found = made(tmp_path, text)
-    assert any(note.startswith("1 rows have an earlier dead, too (exclude:") for note in found.notes)
+    assert any(note.startswith("1 rows have an earlier dead, too (exclude:") for note in found[1])
     text += "exclude:\n  - {table: deaths.csv, date: died, window: [0, 60]}\n"
     found = made(tmp_path, text)
-    assert list(found.table["id"]) == ["2", "3"] and "1 events are excluded by deaths.csv" in found.notes
+    assert list(found[0]["id"]) == ["2", "3"] and "1 events are excluded by deaths.csv" in found[1]
 
 
 def test_a_frame_of_redcap_is_refused_without_a_path(tmp_path):
@@ -351,7 +351,7 @@ def test_the_mapping_of_the_docs_reads_an_omop_extract(tmp_path):
         (tmp_path / f"{name}.csv").write_text(text)
     page = (Path(__file__).parents[2] / "docs" / "data.md").read_text(encoding="utf-8")
     text = page.partition("## Several rows a patient")[2].partition("```yaml\n")[2].partition("```")[0]
-    table = made(tmp_path, text).table.set_index("person_id")
+    table = made(tmp_path, text)[0].set_index("person_id")
     assert list(table.loc["1"]) == ["2020-01-05", "1", str(25571 / 365.25), "5.1", "5.1", "2", "0", "0"]
     assert table.at["2", "died"] == "1" and table.at["3", "died"] == "" and table.at["5", "crea_last"] == "5.5"
 
@@ -373,7 +373,7 @@ def test_what_is_dated_after_the_index_is_not_counted_however_it_is_written(name
     (tmp_path / "l.csv").write_text("id,when\n" + "".join(f"1.0,{date}\n" for date in dates))
     text = "patient: id\nindex: {table: v.csv, date: day}\n"
     text += "columns: [{name: x, table: l.csv, date: when, take: count}]\n"
-    assert list(made(tmp_path, text).table["x"]) == [n]
+    assert list(made(tmp_path, text)[0]["x"]) == [n]
 
 
 def test_dates_that_may_be_read_in_two_ways_are_refused(tmp_path):
@@ -393,13 +393,13 @@ def test_ids_that_hospitals_share_stay_different_people(tmp_path, capsys):
     mapping = tmp_path / "mapping.yaml"
     command[command.index("--mapping") + 1] = mapping
     assert call(capsys, *command[:4])[0] == 0 and "within: hospital" in mapping.read_text()
-    found = made(tmp_path / "visits.csv", mapping.read_text()).table
+    found = made(tmp_path / "visits.csv", mapping.read_text())[0]
     first = table.drop_duplicates(["hospital", "pid"]).sort_index()
     assert found[["site", "pid", "age"]].to_numpy().tolist() == first.iloc[:, :3].astype(str).to_numpy().tolist()
     text = mapping.read_text().replace("within: hospital\n", "")
     with pytest.raises(UserError, match="30 ids of pid stand at several sites: a line within: hospital"):
         made(tmp_path / "visits.csv", text)
-    assert len(made(tmp_path / "visits.csv", f"within: ''\n{text}").table) == 30
+    assert len(made(tmp_path / "visits.csv", f"within: ''\n{text}")[0]) == 30
     known = tmp_path / "synthea"
     known.mkdir()
     days = pd.Series(pd.date_range("2020-01-01", periods=60)).dt.strftime("%Y-%m-%d")
@@ -408,4 +408,4 @@ def test_ids_that_hospitals_share_stay_different_people(tmp_path, capsys):
     people = {"Id": [f"p{k}" for k in range(30)], "GENDER": list("FM") * 15, "BIRTHDATE": "1950-01-01", "DEATHDATE": ""}
     pd.DataFrame(people).to_csv(known / "patients.csv", index=False)
     text = rows.propose(known, Choices())  # ids of one set of tables are those of people, wherever they were
-    assert "within: ''" in text and len(made(known, text).table) == 30
+    assert "within: ''" in text and len(made(known, text)[0]) == 30

@@ -190,7 +190,7 @@ def test_the_keys_of_a_file_have_a_schema():
 
 
 def test_a_key_may_be_any_name_of_its_option(tmp_path):
-    found = read_run_file(written(tmp_path, "method: fedavg\ndata: tables\npretrained_weights: runs/first\n"))
+    found = read_run_file(written(tmp_path, "method: fedavg\ndata: tables\ninit_from: runs/first\n"))
     assert (found.datalists, found.init_from) == (tmp_path / "tables", tmp_path / "runs/first")
     with pytest.raises(UserError, match="unknown key 'data'|data: "):
         read_run_file(written(tmp_path, "method: fedavg\ndatalists: a\ndata: b\n"))

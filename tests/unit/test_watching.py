@@ -103,4 +103,4 @@ def test_a_folder_without_a_run_is_refused(tmp_path):
 def test_a_log_that_is_none_is_said_in_one_line(line, tmp_path):
     (tmp_path / "audit.jsonl").write_text(f"{json.dumps(_start(['A']))}\n{line}\n")
     with pytest.raises(UserError, match="audit.jsonl: expected a run's log"):
-        watch(tmp_path, once=True, every=1.0)
+        watch(tmp_path)

@@ -36,7 +36,7 @@ Command = TypeVar("Command", bound="Callable[..., None] | click.Command")
 SECTIONS = {
     "Data": "task datalists kind classes without code script bundle init_from plan sites accept require",
     "Method and training": "rounds seed seeds values grid robust",
-    "Where and how it runs": "continued env kit preinstalled wait sim_threads workers no_cache",
+    "Where and how it runs": "continued env kit preinstalled wait workers no_cache",
 }
 """Section of a command's help -> its options; all others are below."""
 
@@ -157,7 +157,7 @@ def run_options(command: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(command)
     def with_env(**given: Any) -> None:
         place = _taken(Place, given)
-        deployment = place.deployment(given.get("sim_threads"), given.get("workers"))
+        deployment = place.deployment(given.get("workers"))
         command(env=place.env, deployment=deployment, **given)
 
     return with_env

@@ -27,8 +27,6 @@ from fairflare.report.values import in_order
 from fairflare.studies.display import Observer, clean, duration, out, score_words, scored, time_left
 from fairflare.studies.labels import as_text
 
-SPLITS = ("train", "val", "test")
-
 
 def say(text: str) -> None:
     """Plain text on stdout."""
@@ -182,19 +180,23 @@ class Watched(Observer):
         return f"away{since}: {last['rejected'][site].get('code', '')}"
 
 
-def watch(folder: Path, *, once: bool, every: float) -> None:
-    """Show the run in ``folder`` until it ends, looking ``every`` so many seconds, or its state ``once``.
+EVERY = 2.0
+"""Seconds between two looks at a run's log."""
 
-    Where nobody looks at a terminal, the state is printed. Raises UserError where no run is there.
+
+def watch(folder: Path) -> None:
+    """Show the run in ``folder`` until it ends; where nobody looks at a terminal, print its state.
+
+    Raises UserError where no run is there.
     """
     watched = watched_in(folder)
     first = looked(watched, folder, picture)
-    if once or not out.is_terminal:
+    if not out.is_terminal:
         out.print(first)
         return
     with Live(first, console=out, auto_refresh=False) as live:
         while not watched.finish:
-            time.sleep(every)
+            time.sleep(EVERY)
             live.update(looked(watched, folder, picture), refresh=True)
 
 

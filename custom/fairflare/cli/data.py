@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Commands on data before a run: ``init``, ``preflight``, ``prepare``, ``fingerprint`` and ``plan``."""
+"""Commands on data before a run: ``init``, ``preflight``, ``fingerprint`` and ``plan``."""
 
 from __future__ import annotations
 
@@ -54,7 +54,6 @@ FEW = 3
     "--mapping", type=options.PATH, metavar="FILE", help="A YAML file by which several rows of a patient become one."
 )
 @click.option("--slices", type=click.IntRange(1, 1000), metavar="N", help="Take every Nth slice of volumes.")
-@click.option("--window", default="", metavar="C,W", help="Centre and width of the grey values; file: each file's own.")
 @options.listed("--without", metavar="A,B", help="Sites that are left out.")
 @click.option("--sheet", default="", metavar="NAME", help="The sheet of Excel files that have several.")
 @click.option("--header", default="", metavar="N|N-M", help="The row of the columns' names, or rows to be joined.")
@@ -108,18 +107,17 @@ def init(
             from fairflare.import_data.patient_rows import checked, look_at_rows
 
             rules = checked(read_yaml(mapping, "mapping"), mapping.name)
-            proposal = look_at_rows(folder, rules, chosen, counter.saw)
+            found = look_at_rows(folder, rules, chosen, counter.saw)
         else:
-            proposal = look(folder, chosen, counter.saw)
-            notes = (*proposal.found.notes, *note_on(folder, proposal.found, chosen))
-            proposal = replace(proposal, found=replace(proposal.found, notes=notes))
+            found = look(folder, chosen, counter.saw)
+            found = replace(found, notes=(*found.notes, *note_on(folder, found, chosen)))
         unanswered.refuse()
-        files = contents(root, proposal.found, bool(proposal.links))
+        files = contents(root, found)
         files |= {"mapping.yaml": mapping.read_bytes()} if mapping else {}
     if as_json:
-        console.dump(summary(root, proposal, files))
+        console.dump(summary(root, found, files))
     else:
-        console.say("\n".join(lines(root, proposal, files)))
+        console.say("\n".join(lines(root, found, files)))
     if dry_run or (not yes and not click.confirm("write them?", default=True)):
         return
     written = write(root, files)

@@ -5,16 +5,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from fairflare.cli.choices import choices_options, run_options
 from fairflare.cli.options import PATH, Told, as_json, grid_options, listed, one_by_one_option, option
 from fairflare.studies.labels import comparison_name
-
-if TYPE_CHECKING:
-    from fairflare.studies.parallel import Workers
 
 
 def threshold_options(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -71,7 +68,7 @@ def join(
     export: Path | None,
     out: Path | None,
     force: bool,
-    workers: Workers | None,
+    workers: int | None,
     one_by_one: bool,
 ) -> Told | None:
     """Alone, use, or join: what should each hospital do, and what does METHOD's model bring it?
@@ -107,17 +104,14 @@ def join(
         found = measure(question, folder, force=force, workers=workers, lockstep=not one_by_one)
     said = lines(found) if found.get("averages") is not None else []
     for label, of in found.get("methods", {}).items():
-        said += [f"{label} at {site}: {row['verdict']} ({_gain(row)})" for site, row in of["sites"].items()]
+        for site, row in of["sites"].items():
+            gain, low, high = (f"{1e3 * row[key]:+.1f}" for key in ("value", "low", "high"))
+            said.append(f"{label} at {site}: {row['verdict']} ({gain} [{low}, {high}] thousandths)")
     if secure:
         said.append("each hospital's answer lies at its site, in SITE.decision.json: fairflare join sheet FILE")
     said.append(f"page: {folder / 'join.html'}")
     said += [f"sheets: {folder / 'sheets'}"] if (folder / "sheets").is_dir() else []
     return found, "\n".join(said)
-
-
-def _gain(row: Any) -> str:
-    """In thousandths of the score."""
-    return f"{1e3 * row['value']:+.1f} [{1e3 * row['low']:+.1f}, {1e3 * row['high']:+.1f}] thousandths"
 
 
 @click.command("join-sheet")
@@ -176,18 +170,19 @@ def monitor(
     both models' risks. However often it is looked at, at most 5 % of the hospitals are told something false.
     docs/join.md
     """
-    from fairflare.inference.monitor import counted, watch
+    from fairflare.inference.monitor import counted, patients_of
 
     *mixes, table = places
     kept = state or table.with_name(f"{table.stem}.monitor.json")
     if not mixes:
-        found, new = watch(table, kept, margin, (outcome or "outcome", risks["own"] or "own", risks["used"] or "used"))
+        patients = patients_of(table, (outcome or "outcome", risks["own"] or "own", risks["used"] or "used"))
     else:
         from fairflare.inference.mix import monitored
 
         if any(risks.values()) or len(mixes) > 1:
             raise click.UsageError("expected MIX and TABLE alone: a MIX computes both risks by itself")
-        found, new = counted(monitored(mixes[0], table, outcome or ""), kept, margin)
+        patients = monitored(mixes[0], table, outcome or "")
+    found, new = counted(patients, kept, margin)
     said = found.summary()
     capital = ", ".join(f"{name} {min(said[name]['capital'], 9999):.2f}" for name in ("certificate", "alarm"))
     words = f"{found.sentence()}\n{new} new patients, {found.cases} in all; capital of 20: {capital}\nstate: {kept}"

@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from fairflare.cli import console
-from fairflare.cli.options import PATH, Told, as_json, json_option, listed, option, set_option
+from fairflare.cli.options import PATH, Told, as_json, json_option, listed, set_option
 from fairflare.core.errors import UserError
 from fairflare.studies.run_file import Values
 
@@ -132,18 +132,17 @@ def _in_progress(folder: Path, head: str, worker: str, as_json: bool) -> None:
 
 @click.command()
 @click.argument("folder", type=PATH)
-@click.option("--once", is_flag=True, help="Print how far it is and end, as where the output is redirected.")
-@option("--every", type=click.FloatRange(0.2, 3600), default=2.0, help="Seconds between looks.")
 @json_option
-def watch(folder: Path, once: bool, every: float, as_json: bool) -> None:
+def watch(folder: Path, as_json: bool) -> None:
     """Follow the run in FOLDER: each site's last score and weight, and who is away.
 
-    Reads the audit log and changes nothing; Ctrl-C ends the display, not the run. With --json it prints the state once.
+    Reads the audit log and changes nothing; Ctrl-C ends the display, not the run. With --json, and where the output is
+    redirected, it prints the state once.
     """
     if as_json:
         console.dump(console.looked(console.watched_in(folder), folder, console.shown))
     else:
-        console.watch(folder, once=once, every=every)
+        console.watch(folder)
 
 
 @click.command()

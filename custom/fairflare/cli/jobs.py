@@ -9,7 +9,6 @@ import contextlib
 import json
 import logging
 import math
-import re
 import stat
 import tempfile
 import textwrap
@@ -18,7 +17,7 @@ import zipfile
 import zlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path, PurePosixPath
-from typing import Any, TypeVar
+from typing import Any
 
 import fairflare
 from fairflare import __version__
@@ -38,24 +37,14 @@ from fairflare.flare.paths import SITES, STATE, unescaped
 from fairflare.flare.site_policy import EXECUTOR, Policy, check_app
 from fairflare.flare.site_policy import FILES as POLICY_FILES
 from fairflare.flare.staging import APPS, SIDES
-from fairflare.inference.atomic_output import replaced
+from fairflare.inference.atomic_output import whole_folder
 from fairflare.privacy.schemes import NONE, SITE_CONTEXT
 from fairflare.studies import display
 from fairflare.studies.describe import leaving
-from fairflare.studies.folders import check_path, content
+from fairflare.studies.folders import check_path
 
-T = TypeVar("T")
-SERVER_APPS = ("app_server", "app")
-"""The server's app, in an export of this version and of the first."""
-APP = r"app(_server|_sites)?"
-CODE = rf"{APP}/custom/fairflare"
 SIGNED = "SIGNED.json"
 """In a job's folder: the hash of every other file of it, and a signature of these."""
-JOB_FILES = (
-    rf"meta\.json|README\.md|SIGNED\.json|{APP}/MANIFEST\.json|{APP}/config/(config_fed_(server|client)\.json|initial\.(safetensors|pt))"
-    rf"|{CODE}/.+\.(py|pyc|j2)|{CODE}/(py\.typed|left_out\.json|app/catalogue\.json|(datasets|papers)/data/[^/]+)"
-)
-"""What an export writes, below the job's folder."""
 CHECKS = {
     "flare/site_policy.py": "before anything is built: code against MANIFEST.json, configuration, classes, policy file",
     "engine/checks.py": "what the server sends, before the site works with it",
@@ -83,7 +72,7 @@ def export_job(
         for line in origin.lines():
             display.note(line)
     name = name or job_name(config)
-    with replaced(out, lambda: _refuse_other_than_job(out, force), name) as folder, _quiet():
+    with whole_folder(out, "job", force=force, inside=name, later=(SIGNED,)) as folder, _quiet():
         FairRecipe(config, name=name, simulation=simulation, preinstalled=preinstalled).export(str(folder))
 
 
@@ -98,57 +87,6 @@ def _quiet() -> Iterator[None]:
             yield
     finally:
         logging.disable(before)
-
-
-def _refuse_other_than_job(out: Path, force: bool) -> None:
-    if not content(out):
-        return
-    if not force:
-        raise UserError(f"--out {out}: exists; give another folder, or --force to replace it")
-    if not is_job(out):
-        raise UserError(f"--out {out}: holds no exported job of fairflare, so --force does not replace it")
-    if alien := job_strangers(out):
-        raise UserError(f"--out {out}: holds {alien[0]!r}, which is not fairflare's; nothing was changed")
-
-
-def server_config(folder: Path) -> Path:
-    """The server's configuration in a job's ``folder``."""
-    found = [folder / app / "config" / "config_fed_server.json" for app in SERVER_APPS]
-    return next((path for path in found if path.is_file()), found[0])
-
-
-def is_job(folder: Path) -> bool:
-    """Whether ``folder`` holds an exported job."""
-    server = server_config(folder)
-    try:
-        return (folder / "meta.json").is_file() and "fairflare.flare.controller" in json.dumps(read_json(server))
-    except UserError:
-        return False
-
-
-def job_strangers(folder: Path) -> list[str]:
-    """Names below the job's ``folder`` that its export has not written, sorted; UserError if it did not write this."""
-    code = map(re.escape, _job_code(server_config(folder)))
-    own = re.compile("|".join((JOB_FILES, *(rf"{APP}/custom/{name}(\.py|/.+)" for name in code))))
-    files = [path for path in sorted(folder.rglob("*")) if path.is_symlink() or not path.is_dir()]
-    names = {path: path.relative_to(folder).as_posix() for path in files}
-    return [name for path, name in names.items() if path.is_symlink() or not own.fullmatch(name)]
-
-
-def _job_code(path: Path) -> list[str]:
-    """The names of the modules of the user's own that an exported job says that it brings."""
-    found: list[str] = []
-    for flow in _as(list, read_json(path).get("workflows"), path, "workflows"):
-        arguments = _as(dict, _as(dict, flow, path, "a workflow").get("args"), path, "args")
-        found += _as(dict, _as(dict, arguments.get("config"), path, "config").get("code"), path, "code")  # name -> hash
-    return found
-
-
-def _as(kind: type[T], value: Any, path: Path, key: str) -> T:
-    """``value``, or an empty ``kind`` for None; raises UserError for another type than an export writes."""
-    if value is not None and not isinstance(value, kind):
-        raise UserError(f"{path}: {key}: expected a {kind.__name__}, got a {type(value).__name__}; nothing was changed")
-    return kind() if value is None else value
 
 
 def sign(folder: Path, kit: Path) -> None:

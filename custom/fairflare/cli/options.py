@@ -22,6 +22,7 @@ from fairflare.core.settings import parse_pairs
 from fairflare.core.validation import shown
 from fairflare.studies import display
 from fairflare.studies.labels import at_most, environment
+from fairflare.studies.run_file import MOST_WORKERS
 
 
 class AnyPath(click.Path):
@@ -40,7 +41,6 @@ class AnyPath(click.Path):
         return super().convert(value, param, ctx)
 
 
-MOST_WORKERS = 1024
 PATH = AnyPath(path_type=Path)
 option = functools.partial(click.option, show_default=True)
 Told = tuple[Any, str | Callable[[], None]]
@@ -48,7 +48,6 @@ Told = tuple[Any, str | Callable[[], None]]
 
 JSON_HELP = "Print JSON for a program to read."
 json_option = click.option("--json", "as_json", is_flag=True, help=JSON_HELP)
-rounds_option = click.option("--rounds", type=int, metavar="N", help="Communication rounds; the preset's by default.")
 set_option = click.option(
     "--set",
     "values",
@@ -76,28 +75,20 @@ accept_option = listed("--accept", metavar="CODE", help="Preflight's errors of t
 without_option = listed("--without", metavar="A,B", help="Sites of your own data that are left out.")
 classes_option = listed_text("--classes", metavar="N|A,B", help="Classes or structures: a number, or their names.")
 env_option = option("--env", type=click.Choice(["local", "sim"]), default="local", help="Where the federation runs.")
-threads_option = click.option(
-    "--sim-threads", type=int, metavar="N", help="Simulator threads; one per site by default."
-)
 
 
-class Workers(click.ParamType):
+class Workers(click.IntRange):
     """A number of worker processes; None for "auto", as without the option."""
 
-    name = "N|auto"
+    name = "number or auto"
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int | None:
-        text = str(value)
-        if text == "auto":
-            return None
-        if not (text.isascii() and text.isdigit() and len(text) < 5 and 1 <= int(text) <= MOST_WORKERS):
-            self.fail(f"expected a number from 1 to {MOST_WORKERS} or auto, got {shown(text)}", param, ctx)
-        return int(text)
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        return None if value == "auto" else super().convert(value, param, ctx)
 
 
 workers_option = click.option(
     "--workers",
-    type=Workers(),
+    type=Workers(1, MOST_WORKERS),
     metavar="N|auto",
     envvar="FAIRFLARE_WORKERS",
     show_envvar=True,

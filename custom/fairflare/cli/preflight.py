@@ -1,17 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is looked at of sites' data before a run: for what is wrong with them, and for defaults that fit them.
-
-And a published data set as a folder of datalists: images of one size, one list per site, and what it all is.
-
-    DEST/
-        dataset.json            what the data are, and how to run on them
-        <site>.json             the site's datalist
-        <site>/                 train_00000.png, train_00000_mask.png, ...
-        shared/<name>.json      a shared test set, in the list "testing"
-        shared/<name>/          test_00000.png, ...
-
-File names hold a split and a number, nothing of the original names.
-"""
+"""What is looked at of sites' data before a run: for what is wrong with them, and for defaults that fit them."""
 
 from __future__ import annotations
 

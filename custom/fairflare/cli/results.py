@@ -124,7 +124,6 @@ def editions(found: Mapping[str, Any], folder: Path) -> None:
         say(f"edition: {folder / f'{site}.html'}")
 
 
-KIND = "evaluation"
 CALIBRATION = {"calibration": "calibration in the large", "slope": "calibration slope", "brier": "Brier score"}
 Json = Mapping[str, Any]
 

@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     "--advise", is_flag=True, help="FedAvg also measures which other method may gain: docs/which-method-when.md."
 )
 @run_options
-@options.threads_option
 @options.workers_option
 @options.cache_option
 @options.out_option
@@ -88,7 +87,6 @@ def with_solo(config: RunConfig, solo: bool | None, env: str) -> RunConfig:
 
 @click.command()
 @click.argument("folder", type=options.PATH)
-@options.threads_option
 @options.cache_option
 @options.workers_option
 @options.as_json

@@ -24,7 +24,6 @@ from fairflare.studies.run_file import say_reasons
 )
 @click.option("--fixed-data", is_flag=True, help="The same data for every seed, where a task draws them.")
 @options.env_option
-@options.threads_option
 @options.workers_option
 @options.cache_option
 @options.out_option
@@ -77,8 +76,7 @@ def compare(
     folder = out or Path("runs") / comparison_name(task, {**common, "env": env, **({"solo": True} if solo else {})})
     if tables:
         comparison.check_tables(tables)
-    again = partial(comparison.look_again, resamples=resample)
-    found = comparison.compare_all(configs, folder, env=env, lockstep=not one_by_one, again=again, **how)
+    found = comparison.compare_all(configs, folder, env=env, lockstep=not one_by_one, resamples=resample, **how)
     if tables:
         comparison.write_comparison(found, tables, command or "fairflare compare")
     return found, partial(results.comparison, found, folder)

@@ -161,13 +161,13 @@ def penalised(
     return at
 
 
-def own_models(hospital: Hospital, training_rows: Array, start: Array, seed: int = 0) -> Array:
+def own_models(hospital: Hospital, training_rows: Array, start: Array) -> Array:
     """(B, P) ridge regressions of a hospital's own rows, the penalty of each chosen within them by Brier score.
 
     ``training_rows``: (B, N) of 0 and 1. Cross-validation deals patients, not rows; ``start`` only saves steps.
     """
     x, y = hospital.x, hospital.y
-    inner = (np.random.default_rng(seed).permutation(hospital.n) % INNER_FOLDS)[hospital.patient]
+    inner = (np.random.default_rng(0).permutation(hospital.n) % INNER_FOLDS)[hospital.patient]
     kept = np.vstack([inner != fold for fold in range(INNER_FOLDS)] + [np.ones(len(y), dtype=bool)])  # the last: all
     ridge = np.append(INTERCEPT_PENALTY, np.ones(x.shape[1] - 1))
     precision = np.repeat(PENALTIES, len(kept))[:, None, None] * np.diag(ridge)

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from fairflare.core.errors import UserError
+from fairflare.core.settings import nested
 from fairflare.core.types import MOST_EXAMPLES, Number
 from fairflare.data.tensors import Split
 from fairflare.decision import validation
@@ -347,13 +348,7 @@ def told(row: Json, plan: Plan, hidden: Collection[str] = ()) -> dict[str, float
 
 def row_from(numbers: Mapping[str, float], columns: Mapping[int, str] | None) -> Json:
     """The row that a hospital's numbers tell; ValueError where they are not those of one."""
-    row: Json = {}
-    for name, value in numbers.items():
-        *path, last = name.split(".")
-        place = row
-        for part in path:
-            place = place.setdefault(part, {})
-        place[last] = value
+    row = nested(numbers)
     try:
         answer, participation = VERDICTS[int(row["verdict"])], PARTICIPATIONS[int(row["participation"])]
         code = CODES[int(row.pop("reason_code"))]

@@ -14,7 +14,7 @@ import json
 import os
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -165,23 +165,10 @@ def _relative(root: Path, path: Path, text: str) -> str:
     return found
 
 
-@dataclass(frozen=True)
-class Proposal:
-    """What is to be written.
+def look(root: Path, chosen: Choices, tell: Tell = nothing) -> Found:
+    """What is to be written of ``root``, every example in a split; ``tell`` how far it is.
 
-    Attributes:
-        found: what the folder holds, every example in a split.
-        splits: in words, where the splits are from.
-        links: images that are symbolic links whose files lie outside of the folder.
-    """
-
-    found: Found
-    splits: tuple[str, ...]
-    links: tuple[str, ...]
-
-
-def look(root: Path, chosen: Choices, tell: Tell = nothing) -> Proposal:
-    """Look at ``root`` and read one image of each site, all masks' values and all tables; ``tell`` how far it is.
+    Reads one image of each site, all masks' values and all tables.
 
     Raises:
         UserError: nothing can be made of it, in one line that says why.
@@ -224,25 +211,21 @@ def look(root: Path, chosen: Choices, tell: Tell = nothing) -> Proposal:
         notes += (f"{len(files.dead)} symbolic links lead nowhere and are left out, e.g. {files.dead[0]}",)
     if texts := unnamed_tables(files):
         notes += (UNNAMED.format(some(texts, 3)),)
-    if chosen.window and found.form.table:
-        raise UserError("--window: goes with images, got a table")
-    if chosen.window:
-        found = replace(found, options={**found.options, "window": chosen.window})
     if chosen.patient == "none":
         found = replace(found, patients="", examples=[replace(one, patient="") for one in found.examples])
     people = Counter(patient for patient, _ in {(patient_key(one.patient), one.site) for one in found.examples})
     if shared := sum(n > 1 for patient, n in people.items() if patient):
         notes += (f"{shared} names of patients stand at several sites and are taken for different people there",)
     notes += _copied(files.root, found)
-    divided, splits = with_splits(replace(found, notes=notes), chosen.new_splits)
-    for site in divided.sites:
-        one = divided.of(site)[0]
+    found = with_splits(replace(found, notes=notes), chosen.new_splits)
+    for site in found.sites:
+        one = found.of(site)[0]
         if found.form.volumes:
             check_volume(root, one)
         elif one.image:
             pixels(root, one.image, one.frame)
-    used = {path for one in divided.examples for path in (one.image, one.label, *one.contrasts)}
-    return Proposal(divided, splits, tuple(path for path in files.links_out if path in used))
+    used = {path for one in found.examples for path in (one.image, one.label, *one.contrasts)}
+    return replace(found, links=tuple(path for path in files.links_out if path in used))
 
 
 def _copied(root: Path, found: Found) -> tuple[str, ...]:
@@ -336,8 +319,8 @@ FOLDS = 20
 """Most parts that patients are dealt into; splits are made of whole parts."""
 
 
-def with_splits(found: Found, anew: bool) -> tuple[Found, tuple[str, ...]]:
-    """``found`` with every example in a split, and in words what was drawn.
+def with_splits(found: Found, anew: bool) -> Found:
+    """``found`` with every example in a split.
 
     What the layout says stands unless ``anew``; a split that a site lacks is drawn from its training examples.
 
@@ -373,7 +356,7 @@ def with_splits(found: Found, anew: bool) -> tuple[Found, tuple[str, ...]]:
     )
     words += (f"as they are at {some(kept)}",) if kept else ()
     words += (f"left out: {some(few)}, fewer patients than splits",) if few else ()
-    return replace(found, examples=examples), words
+    return replace(found, examples=examples, splits=words)
 
 
 def _too_few(found: Found, anew: bool) -> list[str]:

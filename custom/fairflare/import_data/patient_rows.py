@@ -11,7 +11,7 @@ import contextlib
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -25,9 +25,9 @@ from fairflare.data.readers.datalist import INSIDE
 from fairflare.data.readers.limits import LIMITS
 from fairflare.data.readers.table_features import plain
 from fairflare.data.readers.tables import as_cell, read_columns
-from fairflare.import_data.detect import Proposal, look
+from fairflare.import_data.detect import look
 from fairflare.import_data.labels import as_iso, known_after
-from fairflare.import_data.proposal import Choices, Tell, is_missing, nothing, root_name
+from fairflare.import_data.proposal import Choices, Found, Tell, is_missing, nothing, root_name
 from fairflare.import_data.roles import People, columns_of
 from fairflare.import_data.several_rows import FILE, HOME, proposed, set_of
 from fairflare.import_data.tables import rows_of, tables_in
@@ -38,7 +38,7 @@ MOST_FILES, MOST_PAIRS, MOST_SECONDS = 100_000, 10_000_000, 600
 """Files that a pattern may match, rows of an index with rows of a table, and the time that all tables may take."""
 DATE = "index_date"
 """The result's column of the index."""
-ROW, TIME, VALUE = "@row", "@time", "@value"
+ROW, TIME = "@row", "@time"
 
 Scalar = int | float | str
 Window = tuple[float | None, float | None]
@@ -214,21 +214,12 @@ def checked(content: Mapping[str, Any], name: str) -> RowMapping:
         raise UserError(f"mapping {name}: {'; '.join(said.values())}") from None
 
 
-@dataclass(frozen=True)
-class Made:
-    """One row for each event.
+def patient_rows(root: Path, mapping: RowMapping, tell: Tell = nothing) -> tuple[pd.DataFrame, tuple[str, ...]]:
+    """The tables of the folder ``root`` (or the table ``root``) as ``mapping`` says, one row for each event.
 
-    Attributes:
-        table: text cells, "" where nothing is known; columns as ``RowMapping.names`` after patient and date.
-        notes: what entered and what did not, a line each.
-    """
-
-    table: pd.DataFrame
-    notes: tuple[str, ...]
-
-
-def patient_rows(root: Path, mapping: RowMapping, tell: Tell = nothing) -> Made:
-    """The tables of the folder ``root`` (or the table ``root``) as ``mapping`` says.
+    Returns:
+        Text cells, "" where nothing is known, with columns as ``RowMapping.names`` after patient and date; and what
+        entered and what did not, a line each.
 
     Raises:
         UserError: a table, column or date is not as the mapping says, or there are more rows than is bounded.
@@ -348,7 +339,7 @@ class _Maker:
             raise UserError(f"mapping: {one.table}: {one.date}: expected {what}, got {shown(example)}")
         return pd.Series(found.to_numpy()[pd.factorize(cells)[0]], index=cells.index)
 
-    def made(self) -> Made:
+    def made(self) -> tuple[pd.DataFrame, tuple[str, ...]]:
         """Reads all tables."""
         index = self.mapping.index
         events = self.rows(index)
@@ -406,7 +397,7 @@ class _Maker:
         notes = [f"{len(base):,} rows of {n:,} patients, by the mapping ({which})", *self.notes]
         notes += [f"{n:,} rows of {name} after the index entered no predictor" for name, n in self.late.items() if n]
         notes += [f"no date says when these are known: {some(always, 8)}"] if always else []
-        return Made(pd.DataFrame(result, dtype=object), tuple(notes))
+        return pd.DataFrame(result, dtype=object), tuple(notes)
 
     def pairs(
         self,
@@ -531,14 +522,14 @@ def as_table(
     root: Path, mapping: RowMapping, tell: Tell = nothing, patient: str = ""
 ) -> Iterator[tuple[Path, tuple[str, ...]]]:
     """Within: the path of a CSV file of ``patient_rows``, and the notes; ``patient``: what its column is called."""
-    made = patient_rows(root, mapping, tell)
+    made, notes = patient_rows(root, mapping, tell)
     with tempfile.TemporaryDirectory(prefix="fairflare_") as scratch:
         table = Path(scratch, f"{root_name(root)}.csv")
-        made.table.rename(columns={mapping.patient: patient or mapping.patient}).to_csv(table, index=False)
-        yield table, made.notes
+        made.rename(columns={mapping.patient: patient or mapping.patient}).to_csv(table, index=False)
+        yield table, notes
 
 
-def look_at_rows(root: Path, mapping: RowMapping, chosen: Choices, tell: Tell = nothing) -> Proposal:
+def look_at_rows(root: Path, mapping: RowMapping, chosen: Choices, tell: Tell = nothing) -> Found:
     """What ``look`` finds in the table that ``mapping`` makes of ``root``; raises UserError as both do."""
     outcome = mapping.outcome
     dated = [one.name if len(one.takes) == 1 else f"{one.name}_{take}" for one in mapping.columns for take in one.takes]
@@ -552,11 +543,10 @@ def look_at_rows(root: Path, mapping: RowMapping, chosen: Choices, tell: Tell = 
         given["site"] = mapping.site
     with as_table(root, mapping, tell) as (table, notes):
         try:
-            proposal = look(table, replace(chosen, **given), tell)
+            found = look(table, replace(chosen, **given), tell)
         except UserError as error:
             raise UserError(str(error).replace(str(table), str(root))) from None
-    found = proposal.found
-    return replace(proposal, found=replace(found, notes=(*notes, *found.notes)))
+    return replace(found, notes=(*notes, *found.notes))
 
 
 def propose(root: Path, chosen: Choices) -> str:

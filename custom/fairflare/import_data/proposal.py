@@ -127,6 +127,8 @@ class Found:
         patients: where they are known from, in words; empty: every example is taken for a patient.
         notes: what is worth knowing, a line each.
         suspects: features that may be known only after the outcome, a line each.
+        splits: in words, where the splits are from.
+        links: images that are symbolic links whose files lie outside of the folder.
         masks: path of a mask that is still to be written -> its content.
         reading: evidence for the roles of a table's columns, see ``roles.Evidence``; its text is a line.
     """
@@ -140,6 +142,8 @@ class Found:
     notes: tuple[str, ...] = ()
     suspects: tuple[str, ...] = ()
     reading: tuple[Any, ...] = ()
+    splits: tuple[str, ...] = ()
+    links: tuple[str, ...] = ()
     masks: Mapping[str, bytes] = field(default_factory=dict)
 
     @property
@@ -188,7 +192,6 @@ class Choices:
         until: the last day of observation, YYYY-MM-DD, where a date of the event is empty for who had none.
         horizons: times until which survival is asked for, as text; see ``tasks.own.survival``.
         slices: every how many slices of a volume one is taken; 0: volumes are refused.
-        window: CENTRE,WIDTH or "file", see ``data.readers.pictures``.
         without: sites that are left out.
         sheet: the sheet of Excel files; empty: the only one with cells.
         header: the row of the columns' names, or the rows as "1-2"; empty: the first.
@@ -216,7 +219,6 @@ class Choices:
     event_value: tuple[str, ...] = ()
     until: str = ""
     slices: int = 0
-    window: str = ""
     without: tuple[str, ...] = ()
     new_splits: bool = False
     sheet: str = ""

@@ -149,9 +149,9 @@ def _named(columns: Mapping[str, str]) -> list[str] | dict[str, str]:
     return [*columns] if all(name == column for name, column in columns.items()) else dict(columns)
 
 
-def _takes(cells: pd.Series, numeric: Sequence[str], other: str = "last") -> list[str] | str:
-    """``numeric`` where the cells that are filled are numbers, else ``other``."""
-    return [*numeric] if pd.to_numeric(cells[cells != ""], errors="coerce").notna().mean() >= MOSTLY else other
+def _takes(cells: pd.Series, numeric: Sequence[str]) -> list[str] | str:
+    """``numeric`` where the cells that are filled are numbers, else "last"."""
+    return [*numeric] if pd.to_numeric(cells[cells != ""], errors="coerce").notna().mean() >= MOSTLY else "last"
 
 
 def _filled(table: pd.DataFrame, without: Sequence[str]) -> list[str]:

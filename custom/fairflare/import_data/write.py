@@ -33,7 +33,7 @@ from fairflare.core.errors import DataError, UserError
 from fairflare.core.validation import flag, in_order, shown, some
 from fairflare.data.readers.datalist import DESCRIPTION, INSIDE, PATIENTS, Frame
 from fairflare.data.readers.tables import as_cell
-from fairflare.import_data.detect import Proposal, look
+from fairflare.import_data.detect import look
 from fairflare.import_data.labels import AGE, BAND, bare
 from fairflare.import_data.proposal import SPLITS, Choices, Example, Found, check_sites, check_texts
 from fairflare.tasks.forms import IMAGE_AMOUNTS
@@ -59,10 +59,10 @@ def examples_of(found: Found) -> dict[tuple[str, str], list[Example]]:
 
 def page(root: Path, found: Found) -> str:
     """The page as HTML without scripts; images are drawn into it."""
-    rows, window = [], found.options.get("window", "")
+    rows = []
     shown = list(examples_of(found).items())
     for (site, label), own in shown[:MOST_ROWS]:
-        cells = "".join(_picture(root, one, window) if one.image else _row(one) for one in own)
+        cells = "".join(_picture(root, one) if one.image else _row(one) for one in own)
         label = label or ("" if found.form.masks else ", ".join(one.label or "none" for one in own))
         rows.append(f"<tr><th scope=row>{escape(site)}</th><th scope=row>{escape(label)}</th><td>{cells}</td></tr>")
     more = f"<p>and {len(shown) - MOST_ROWS} more</p>" if len(shown) > MOST_ROWS else ""
@@ -79,14 +79,14 @@ def _row(one: Example) -> str:
     return f"<small>{escape(', '.join(cells))}</small>"
 
 
-def _picture(root: Path, one: Example, window: str) -> str:
+def _picture(root: Path, one: Example) -> str:
     from PIL import Image
 
     from fairflare.data.readers.pictures import Reader
 
     source = root / one.image if one.frame is None else Frame(root / one.image, one.frame)
     try:
-        found = Reader(size=EDGE, channels=3, window=window).image(source)
+        found = Reader(size=EDGE, channels=3).image(source)
     except DataError:
         return f"<small>{escape(one.image)}: cannot be read</small>"
     image = Image.fromarray(np.moveaxis(found.numpy(), 0, -1))
@@ -103,15 +103,14 @@ PREVIEW = "preview.html"
 SHORT = dict(zip(SPLITS, ("train", "val", "test")))
 
 
-def contents(root: Path, found: Found, links: bool) -> dict[str, bytes]:
+def contents(root: Path, found: Found) -> dict[str, bytes]:
     """Path below ``root``/fairflare -> content, of what was ``found`` with every example in a split.
 
-    ``links``: whether symbolic links may lead out of ``root``. UserError where two sites have names that a file system
-    may take for one.
+    UserError where two sites have names that a file system may take for one.
     """
     check_sites(found.sites)
     check_texts(found)
-    files: dict[str, str] = {f"{DESCRIPTION}.json": _json(description(root, found, links)), PREVIEW: page(root, found)}
+    files: dict[str, str] = {f"{DESCRIPTION}.json": _json(description(root, found)), PREVIEW: page(root, found)}
     home, kept = str(root.resolve()), set(attributes(found))
     for site in found.sites:
         name = f"{site}.csv" if found.form.table else f"{site}.json"
@@ -125,7 +124,7 @@ def contents(root: Path, found: Found, links: bool) -> dict[str, bytes]:
         keys = {
             "data_root": home,
             "datalist": f"{INSIDE}/{name}",
-            **({"links": True} if links else {}),
+            **({"links": True} if found.links else {}),
             "min_count": 10,
         }
         files[f"sites/{site}.yaml"] = "".join(f"{key}: {json.dumps(value)}\n" for key, value in keys.items())
@@ -133,14 +132,14 @@ def contents(root: Path, found: Found, links: bool) -> dict[str, bytes]:
     return {name: text.encode() for name, text in files.items()} | masks
 
 
-def description(root: Path, found: Found, links: bool) -> dict[str, Any]:
+def description(root: Path, found: Found) -> dict[str, Any]:
     """What ``dataset.json`` says: the form that ``fairflare prepare`` writes, and where paths start."""
     groups = attributes(found)
     options = dict(found.options)
     if groups:
         options["attribute_values"] = "; ".join(f"{name}={'|'.join(values)}" for name, values in groups.items())
     allowed = {}
-    if links:
+    if found.links:
         from fairflare.tasks.kinds.own import mark_of
 
         allowed = {"links": mark_of(root)}
@@ -238,15 +237,14 @@ MOST_SITES = 20
 MOST_EXAMPLES = 12
 
 
-def summary(root: Path, proposal: Proposal, files: Mapping[str, bytes]) -> dict[str, Any]:
+def summary(root: Path, found: Found, files: Mapping[str, bytes]) -> dict[str, Any]:
     """What was found in the folder ``root`` and would be written, for a program: what ``fairflare init --json`` prints.
 
     Args:
         root: the folder of the data.
-        proposal: what its lists would say.
+        found: what its lists would say.
         files: name -> content of what would be written.
     """
-    found = proposal.found
     return {
         "folder": str(root),
         "kind": found.kind,
@@ -255,19 +253,18 @@ def summary(root: Path, proposal: Proposal, files: Mapping[str, bytes]) -> dict[
         "options": dict(found.options),
         "groups": attributes(found),
         "sites": {site: {**sizes(found, site), "patients": _patients(found, site)} for site in found.sites},
-        "splits": list(proposal.splits),
+        "splits": list(found.splits),
         "patients": found.patients,
         "reading": [str(one) for one in found.reading],
         "notes": list(found.notes),
         "suspects": list(found.suspects),
-        "links": len(proposal.links),
+        "links": len(found.links),
         "files": sorted(files),
     }
 
 
-def lines(root: Path, proposal: Proposal, files: Mapping[str, bytes]) -> list[str]:
+def lines(root: Path, found: Found, files: Mapping[str, bytes]) -> list[str]:
     """The same for people, a line each; arguments as of ``summary``."""
-    found = proposal.found
     shown = _line("found", f"{found.layout} ({found.kind})")
     shown += _line("classes", _classes(found)) if found.classes else []
     if found.form.classes and len(found.classes) == 2:
@@ -281,7 +278,7 @@ def lines(root: Path, proposal: Proposal, files: Mapping[str, bytes]) -> list[st
             shown += _line(key.replace("mask_values", "values"), value)
     for name, values in attributes(found).items():
         shown += _line("group", f"{name}: {some(values, 8)}")
-    shown += _line("splits", "; ".join(proposal.splits))
+    shown += _line("splits", "; ".join(found.splits))
     column = " (--patient COLUMN says it)" if found.form.table else ""
     unknown = f"unknown{column}: every {found.form.example} is taken for a patient of its own"
     known = f"known by {found.patients}; nobody is in two splits"
@@ -295,8 +292,8 @@ def lines(root: Path, proposal: Proposal, files: Mapping[str, bytes]) -> list[st
     shown += [""]
     for name, text in [*(("suspect", one) for one in found.suspects), *(("note", one) for one in found.notes)]:
         shown += _line(name, text)
-    if proposal.links:
-        text = f"{len(proposal.links)} images are symbolic links out of {root}, e.g. {proposal.links[0]}"
+    if found.links:
+        text = f"{len(found.links)} images are symbolic links out of {root}, e.g. {found.links[0]}"
         shown += _line("links", f"{text}; the site files allow them (links: true)")
     where = (
         f"{root / 'fairflare'}: dataset.json, preview.html (three examples of every class and site), "
@@ -371,7 +368,7 @@ def text_of(frame: pd.DataFrame) -> str:
     return str(cells.to_csv(index=False, lineterminator="\n"))
 
 
-def imported(frame: pd.DataFrame, folder: Path, chosen: Choices) -> Proposal:
+def imported(frame: pd.DataFrame, folder: Path, chosen: Choices) -> Found:
     """Write ``folder``/fairflare, as ``fairflare init`` would of the table; what is there already must be the same.
 
     Raises:
@@ -380,8 +377,8 @@ def imported(frame: pd.DataFrame, folder: Path, chosen: Choices) -> Proposal:
     with in_keywords(), tempfile.TemporaryDirectory(prefix="fairflare_") as scratch:
         table = Path(scratch, TABLE)
         table.write_text(text_of(frame), encoding="utf-8")
-        proposal = look(table, chosen)
-        files = contents(folder, proposal.found, False)
+        found = look(table, chosen)
+        files = contents(folder, found)
         there = [folder / INSIDE / name for name in files]
         if not all(
             path.is_file() and path.read_bytes() == files[path.relative_to(folder / INSIDE).as_posix()]
@@ -389,7 +386,7 @@ def imported(frame: pd.DataFrame, folder: Path, chosen: Choices) -> Proposal:
         ):
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
             write(folder, files)
-    return proposal
+    return found
 
 
 def grouping(groups: Sequence[str]) -> str:

@@ -147,7 +147,11 @@ class Table:
     def __init__(
         self, numbers: Sequence[Mapping[str, Any]], plain: Sequence[Mapping[str, Any]], gaps: Sequence[str]
     ) -> None:
-        self.numbers, self.plain = ([_feature(one) for one in group] for group in (numbers, plain))
+        of_lists = ("values", "no", "limits")
+        self.numbers, self.plain = (
+            [Feature(**{**one, **{key: tuple(one.get(key, ())) for key in of_lists}}) for one in group]
+            for group in (numbers, plain)
+        )
         self.gaps = gaps
 
     def tensor(self, path: str) -> Tensor:
@@ -161,10 +165,6 @@ class Table:
         arrays = parsed(Path(path).name, columns, (*self.numbers, *self.plain), self.gaps)
         parts = [stacked(group, arrays, n) for group in (self.numbers, self.plain)]
         return torch.from_numpy(np.concatenate(parts, axis=1)).float()
-
-
-def _feature(content: Mapping[str, Any]) -> Feature:
-    return Feature(**{**content, **{key: tuple(content.get(key, ())) for key in ("values", "no", "limits")}})
 
 
 @torch.no_grad()

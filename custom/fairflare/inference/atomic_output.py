@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from fairflare.core.errors import UserError
@@ -68,17 +68,22 @@ def _settle(scratch: Path, out: Path) -> None:
 
 
 @contextlib.contextmanager
-def whole_folder(out: Path, kind: str, *, force: bool) -> Iterator[Path]:
+def whole_folder(out: Path, kind: str, *, force: bool, inside: str = "", later: Sequence[str] = ()) -> Iterator[Path]:
     """Within: an empty folder beside ``out``, which becomes ``out`` if nothing is raised; see ``replaced``.
 
-    ``out`` must not exist, or with ``force`` be a folder of the same ``kind`` ("predictions", "model" or "evaluation")
-    that holds nothing else; UserError otherwise, or where it cannot be written.
+    ``out`` must not exist, or with ``force`` be a folder of the same ``kind`` ("predictions", "model", "evaluation" or
+    "job") that holds nothing else; UserError otherwise, or where it cannot be written.
+
+    Args:
+        inside: as of ``replaced``.
+        later: files that may be added to it.
     """
-    with replaced(out, lambda: check(out, kind, force)) as made:
-        yield made
+    with replaced(out, lambda: check(out, kind, force), inside) as scratch:
+        yield scratch
+        made = scratch / inside
         files = sorted(path.relative_to(made).as_posix() for path in made.rglob("*") if path.is_file())
         content = read_json(made / MARK) if (made / MARK).is_file() else {}
-        save_json(made / MARK, {"made": kind, **content, "files": sorted({*files, MARK})})
+        save_json(made / MARK, {"made": kind, **content, "files": sorted({*files, MARK, *later})})
 
 
 def check(out: Path, kind: str, force: bool) -> None:

@@ -64,16 +64,6 @@ class Bets:
             self.reached = self.cases
 
 
-def certificate(margin: float) -> Bets:
-    """Against "the model in use is worse by ``margin`` or more"; sees own loss - loss in use + margin."""
-    return Bets(1.0 - margin)
-
-
-def alarm(margin: float) -> Bets:
-    """Against "the model in use is worse by ``margin`` at most"; sees loss in use - own loss - margin."""
-    return Bets(1.0 + margin)
-
-
 FORMAT = 1
 Patient = tuple[float, float, float]
 """Outcome (0 or 1), the own model's risk, and that of the model in use."""
@@ -85,7 +75,8 @@ class Monitor:
 
     Attributes:
         margin: a mean loss (Brier score) that does not matter, in (0, 0.5].
-        certificate, alarm: against "the model in use is worse by the margin or more", and "by the margin at most".
+        certificate: against "the model in use is worse by the margin or more"; sees own loss - loss in use + margin.
+        alarm: against "the model in use is worse by the margin at most"; sees loss in use - own loss - margin.
         seen: hash of the patients that are counted.
     """
 
@@ -96,7 +87,8 @@ class Monitor:
 
     def __post_init__(self) -> None:
         expected("--margin", 0 < self.margin <= 0.5, "a number above 0 and at most 0.5", self.margin)
-        self.certificate, self.alarm, self.seen = certificate(self.margin), alarm(self.margin), _hash(())
+        self.certificate, self.alarm = Bets(1.0 - self.margin), Bets(1.0 + self.margin)
+        self.seen = _hash(())
 
     @property
     def cases(self) -> int:
@@ -158,14 +150,6 @@ class Monitor:
         return f"Not settled after {self.cases} patients; keep both models' risks and ask again."
 
 
-def watch(table: Path, state: Path, margin: float | None, columns: Sequence[str]) -> tuple[Monitor, int]:
-    """Count the new patients of a CSV, Excel or Parquet table, see ``counted``.
-
-    ``columns``: names of the outcome, the own model's risk and the risk of the model in use.
-    """
-    return counted(patients_of(table, columns), state, margin)
-
-
 def counted(patients: Sequence[Patient], state: Path, margin: float | None) -> tuple[Monitor, int]:
     """Count the new ones of all ``patients`` so far, keep the state, and return it with their number.
 
@@ -181,7 +165,10 @@ def counted(patients: Sequence[Patient], state: Path, margin: float | None) -> t
 
 
 def patients_of(table: Path, columns: Sequence[str]) -> list[Patient]:
-    """The first row of each of the table's patients; UserError names column and row of a cell that is none."""
+    """The first row of each of the table's patients; UserError names column and row of a cell that is none.
+
+    ``columns``: names of the outcome, the own model's risk and the risk of the model in use.
+    """
     found = read_columns(table)
     for name in columns:
         expected(f"{table.name}", name in found, f"a column {name!r}", list(found)[:8])

@@ -4,15 +4,12 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from fairflare.report.audit_reader import Entry, Trail
 from fairflare.report.fairness import absolute, weighted
 from fairflare.report.section import Section
 from fairflare.report.values import listing, number
-
-if TYPE_CHECKING:
-    pass
 
 Json = dict[str, Any]
 Numbers = Mapping[str, Any]

@@ -178,8 +178,8 @@ def _part(summary: Json, row: Json, site: str) -> Json:
     return {**found, "equal": equal, "share": share}
 
 
-def _own(rows: Iterable[Json], site: str, key: str = "site") -> Json | None:
-    return next((row for row in rows if row[key] == site), None)
+def _own(rows: Iterable[Json], site: str) -> Json | None:
+    return next((row for row in rows if row["site"] == site), None)
 
 
 def _splits(trail: Trail, site: str) -> Mapping[str, Any]:

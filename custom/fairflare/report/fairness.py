@@ -44,17 +44,6 @@ def std(values: Values | Iterable[float | None], ddof: Literal[0, 1] = 0) -> flo
     return math.sqrt(math.fsum((value - centre) ** 2 for value in known) / (len(known) - ddof))
 
 
-def client_std(clean: float, corrupted: float, n_clean: int = 16, n_corrupted: int = 4) -> float:
-    """Standard deviation (ddof 0) over sites at two values: sqrt(n_clean n_corrupted) / (n_clean + n_corrupted) |gap|.
-
-    FedISM+'s Table IV (Wu et al.): 16 clean clients at the metric on the clean test set and 4 corrupted ones at that on
-    the corrupted test set, hence 0.4 times the distance of the two. Either number may be 0, not both.
-    """
-    if min(n_clean, n_corrupted) < 0 or n_clean + n_corrupted < 1:
-        raise ValueError(f"expected at least one client, got {n_clean} clean and {n_corrupted} corrupted")
-    return math.sqrt(n_clean * n_corrupted) / (n_clean + n_corrupted) * abs(clean - corrupted)
-
-
 def worst(values: Values, higher_is_better: bool = True) -> tuple[str | None, float | None]:
     """The worst served site and its value; of several, the first by name."""
     sign = 1 if higher_is_better else -1
@@ -154,7 +143,7 @@ def mean_ci(
     return {"mean": centre, "low": low, "high": high, "n": len(known), "sd": spread}
 
 
-def describe(values: Values, higher_is_better: bool = True, level: float = 0.95, seed: int = 0) -> dict[str, Any]:
+def describe(values: Values, higher_is_better: bool = True) -> dict[str, Any]:
     """All of the above as JSON values, with the convention that each was computed under.
 
     Returns:
@@ -163,7 +152,7 @@ def describe(values: Values, higher_is_better: bool = True, level: float = 0.95,
         null below five sites.
     """
     known = finite(values)
-    low, high = bootstrap_ci(known, level, seed=seed) if len(known) >= CI_MIN_SITES else (None, None)
+    low, high = bootstrap_ci(known) if len(known) >= CI_MIN_SITES else (None, None)
     return {
         "n_sites": len(known),
         "left_out": sorted((site for site in values if site not in known), key=natural),
@@ -176,7 +165,7 @@ def describe(values: Values, higher_is_better: bool = True, level: float = 0.95,
         "gap": gap(known),
         "bottom_decile": bottom_decile(known, higher_is_better),
         "jain": jain(known),
-        "ci": {"low": low, "high": high, "level": level, "method": "percentile bootstrap over sites, 2000 draws"},
+        "ci": {"low": low, "high": high, "level": 0.95, "method": "percentile bootstrap over sites, 2000 draws"},
     }
 
 
@@ -197,7 +186,7 @@ Scores = Mapping[Any, Sequence[float]]
 """Seed -> a quantity's value in each resample of its patients."""
 
 
-def paired(differences: Iterable[float | None], *, seed: int = 0, largest: float = math.inf) -> dict[str, Any]:
+def paired(differences: Iterable[float | None], *, largest: float = math.inf) -> dict[str, Any]:
     """Everything that is said of paired differences, one per seed; missing and non-finite ones are left out.
 
     Args:
@@ -207,7 +196,7 @@ def paired(differences: Iterable[float | None], *, seed: int = 0, largest: float
         mean, low, high, n, sd (``mean_ci``: Student t, 95 %), p and p_exact (``sign_flip``), d and g (``effect_size``).
     """
     known = _known(differences)
-    p, exact = sign_flip(known, seed=seed)
+    p, exact = sign_flip(known)
     return {**mean_ci(known, within=(-largest, largest)), "p": p, "p_exact": exact, **effect_size(known)}
 
 
@@ -296,9 +285,7 @@ def seeds_needed(comparisons: int) -> int:
     return math.ceil(math.log2(2 * comparisons / LEVEL))
 
 
-def hierarchical(
-    own: Scores, reference: Scores, *, draws: int = DRAWS, seed: int = 0, level: float = 0.95, crossed: bool = False
-) -> dict[str, Any]:
+def hierarchical(own: Scores, reference: Scores, *, draws: int = DRAWS, crossed: bool = False) -> dict[str, Any]:
     """Percentile bootstrap of the mean paired difference: seeds with replacement, and within each its patients.
 
     A draw takes as many seeds as there are, with replacement, and for each one of the resamples of its patients; both
@@ -320,17 +307,17 @@ def hierarchical(
     rows = [np.asarray(own[key], dtype=np.float64) - np.asarray(reference[key], dtype=np.float64) for key in own]
     rows = _whole(rows) if crossed else [row[np.isfinite(row)] for row in rows]
     rows = [row for row in rows if len(row)]
-    about = {"draws": draws, "level": level}
+    about = {"draws": draws, "level": 0.95}
     if not rows:
         return {"mean": None, "low": None, "high": None, **about}
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(0)
     picked = rng.integers(0, len(rows), size=(draws, len(rows)))
     if crossed:
         table, taken = np.stack(rows), rng.integers(0, len(rows[0]), size=(draws, 1))
         means = table[picked, taken].mean(axis=1)
     else:
         means = [np.mean([rng.choice(rows[k]) for k in chosen]) for chosen in picked]
-    low, high = np.quantile(means, [(1 - level) / 2, (1 + level) / 2])
+    low, high = np.quantile(means, [(1 - 0.95) / 2, (1 + 0.95) / 2])
     return {"mean": float(np.mean([row.mean() for row in rows])), "low": float(low), "high": float(high), **about}
 
 

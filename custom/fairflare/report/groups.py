@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import reduce
-from typing import Any, Literal
+from typing import Any
 
 from fairflare.core.metric import named
 from fairflare.report.audit_reader import Trail
@@ -42,11 +42,6 @@ def known_cells(cells: Cells) -> dict[str, tuple[float, float]]:
     """Group -> (n, value) of the cells that hold a size above 0 and a finite value."""
     read = {group: (number(cell.get("n")), number(cell.get("value"))) for group, cell in cells.items()}
     return {group: (n, value) for group, (n, value) in read.items() if n and n > 0 and value is not None}
-
-
-def disparity(values: Values, ddof: Literal[0, 1] = 1) -> float | None:
-    """Standard deviation over groups, >= 0; None where fewer than ddof + 1 groups are known."""
-    return std(values, ddof)
 
 
 def harmonic(a: float, b: float) -> float | None:
@@ -165,7 +160,7 @@ def group_section(trail: Trail, config: Json, about: Json) -> Json | None:
         "rows": [_group_row(name, found, sent) for name in names],
         "n": total,
         "overall": weighted((cell["n"], cell["value"]) for cell in found.values()),
-        "disparity": {"sample": disparity(values), "population": disparity(values, ddof=0)},
+        "disparity": {"sample": std(values, 1), "population": std(values)},
         "levels": _levels(values, sent),
         "gap": gap(values),
         "worst": {"group": lowest, "value": value},
@@ -182,7 +177,7 @@ def _levels(values: Mapping[str, float], sent: Mapping[str, Cells]) -> Json:
         known = known_cells(cells)
         if total := sum(n for n, _ in known.values()):
             of_sites[site] = sum(n * value for n, value in known.values()) / total
-    sites, among = disparity(of_sites), disparity(values)
+    sites, among = std(of_sites, 1), std(values, 1)
     found = {"sites": sites, "groups": among, "harmonic": None, "harmonic_printed": None}
     if sites is None or among is None:
         return found
@@ -284,10 +279,6 @@ def _parity(run: Json) -> float | None:
     return demographic_parity(rates, sizes, classes)
 
 
-def _range(run: Json) -> tuple[float, float]:
-    return named((run.get("groups") or {}).get("metric") or "accuracy").range
-
-
 def _of(*keys: str) -> Callable[[Json], Any]:
     """run -> what its groups have at these keys."""
     return lambda run: reduce(lambda found, key: (found or {}).get(key), keys, run.get("groups"))
@@ -298,11 +289,14 @@ QUANTITIES = (
     Quantity(
         "group_disparity", "disparity over groups (sample sd)", SPREAD, "lower", (0, math.inf), "Disparity over groups"
     ),
-    Quantity("worst_group", "worst group", _of("worst", "value"), "higher", _range, "Worst group"),
+    Quantity(
+        "worst_group", "worst group", _of("worst", "value"), "higher",
+        lambda run: named((run.get("groups") or {}).get("metric") or "accuracy").range, "Worst group",
+    ),
     Quantity("eo_gap", "equal opportunity gap", _of("equal_opportunity", "gap"), "lower", (0, 1)),
     Quantity("equalised_odds", "equalised odds gap", _equalised_odds, "lower", (0, 1)),
     Quantity("demographic_parity", "demographic parity gap", _parity, "lower", (0, 1)),
-)
+)  # fmt: skip
 
 
 SECTION = Section("groups", "Groups of patients", ("groups", "rows"), sentence=groups)

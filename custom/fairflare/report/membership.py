@@ -54,8 +54,9 @@ def _sentence(rows: Sequence[Json]) -> str:
     )
 
 
-def _said(run: Json) -> list[str]:
-    return [run["risk"]["sentence"]] if run.get("risk") else []
-
-
-SECTION = Section("membership", "Can training records be told from others?", ("risk", "sites"), sentence=_said)
+SECTION = Section(
+    "membership",
+    "Can training records be told from others?",
+    ("risk", "sites"),
+    sentence=lambda run: [run["risk"]["sentence"]] if run.get("risk") else [],
+)

@@ -19,7 +19,6 @@ from fairflare.report.section import Section
 from fairflare.report.values import capital, digits, in_order, listing, number, plural, stop, text
 
 Json = dict[str, Any]
-Values = Mapping[str, float]
 
 
 def note_sections(trail: Trail) -> list[Json]:

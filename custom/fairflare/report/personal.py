@@ -20,12 +20,6 @@ SHOWN = "shown"
 """Key of a summary whose results ``as_used`` has put in the place of the shared model's."""
 
 
-def used_models(config: Mapping[str, Any], personal: Json | None) -> str | None:
-    """ "personal" where sites use models of their own, else None: a rule may show models that no site uses."""
-    about = config.get("about") or {}
-    return PERSONAL if personal is not None and PERSONAL in (about.get(USED), about.get(COUNTED)) else None
-
-
 def as_used(run: Json) -> Json:
     """The summary with the results of the models that the sites use as its results; itself where these are shared.
 

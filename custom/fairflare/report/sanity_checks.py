@@ -111,13 +111,9 @@ def _gain(found: Mapping[str, Any], summary: Mapping[str, Any]) -> str:
     ours, least = (text(mean(row[key] for row in rows)) for key in (LOSS_KEYS if of_loss else HEADLINE_KEYS))
     name = "log loss" if of_loss else label(summary["headline"], summary)
     ends = "" if gain["low"] is None else f"; gain {with_interval(gain)}, 95 % interval over sites"
-    return f"{name} {ours} on average over {_compared(found)}, {least} without training{ends}"
-
-
-def _compared(found: Mapping[str, Any]) -> str:
-    """The sites that have both answers, and that others have not."""
-    n, others = found["compared"], len(found["rows"]) - found["compared"]
-    return plural(n, "site") if not others else f"the {plural(n, 'site')} where both are known"
+    sites = plural(found["compared"], "site")
+    where = sites if found["compared"] == len(found["rows"]) else f"the {sites} where both are known"
+    return f"{name} {ours} on average over {where}, {least} without training{ends}"
 
 
 def sentences(summary: Mapping[str, Any]) -> list[str]:

@@ -5,13 +5,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from fairflare.core.metric import named
 from fairflare.report.values import drawn, number
-
-if TYPE_CHECKING:
-    pass
 
 Json = dict[str, Any]
 Values = Mapping[str, float | None]

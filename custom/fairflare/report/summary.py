@@ -94,7 +94,8 @@ def summarise(config: Json, entries: Iterable[Mapping[str, Any]]) -> Json:
     rows = site_rows(counted, sites, described, headline)
     values = {row["site"]: row["value"] for row in rows}
     own = personal.personal_section(trail, sites, headline, higher)
-    used = personal.used_models(config, own)
+    # A rule may show models that no site uses.
+    used = own is not None and PERSONAL in (about.get(personal.USED), about.get(personal.COUNTED))
     in_use = personal.own_rows(rows, own) if own and used else rows
     summary = {
         "format": FORMAT,
@@ -205,7 +206,7 @@ def _identity(config: Json, about: Json, trail: Trail) -> Json:
             "id": config.get("method"),
             "title": config.get("title") or config.get("method") or "unnamed method",
             **{key: config.get(key) for key in ("paper", "trainer", "probes", "selector", "server_optimizer")},
-            "settings": settings if config.get("format") == 1 or settings is None else flat(settings),
+            "settings": None if settings is None else flat(settings),
             "after": None if step == "none" else {"step": step, **(config.get("after_settings") or {})},
         },
         "task": {

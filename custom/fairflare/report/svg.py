@@ -237,7 +237,6 @@ def curves(
     *,
     others: Mapping[str, Sequence[float | None]] | None = None,
     rest: str = "other sites",
-    columns: int = 2,
 ) -> Axes:
     """Lines over the rounds ``numbers``, interrupted where there is no value; dots while they are too short to be seen.
 
@@ -261,7 +260,7 @@ def curves(
         axes.plot(numbers, values, color=one.colour, linestyle=one.style, label=one.label or None, marker=marker,
                   markersize=4, linewidth=1 if one in lines or one.style != "-" else 2)  # fmt: skip
     within(axes, "y", [value for one in series for value in one.values])
-    legend(figure, axes, "round", y, columns)
+    legend(figure, axes, "round", y)
     return axes
 
 

@@ -123,7 +123,7 @@ def _without_paths(described: dict[str, Any]) -> dict[str, Any]:
     return {**described, "options": options | names}
 
 
-def verify_run(folder: Path, head: str = "") -> Sequence[Mapping[str, Any]]:
+def verify_run(folder: Path) -> Sequence[Mapping[str, Any]]:
     """The audit entries of a run, but for records of reports, when the log and every file it speaks of fit together.
 
     Checked: each line's hash and canonical form, and that it can follow the lines before it; ``config.json``,
@@ -132,17 +132,17 @@ def verify_run(folder: Path, head: str = "") -> Sequence[Mapping[str, Any]]:
     that it is the model which the logged scores choose; and that none of them is missing. Nothing is changed. Not to
     be found without the head kept elsewhere: a folder of which log, checkpoint and reports were all made anew.
 
-    Args:
-        head: a hash that was kept; one of the lines must have it, so that none up to there was changed. Empty: none.
-
     Raises:
         UserError: one line that says what does not fit.
     """
-    return events(verified_run(folder, head)[1])
+    return events(verified_run(folder)[1])
 
 
 def verified_run(folder: Path, head: str = "") -> tuple[RunHistory, audit.Entries]:
-    """What ``verify_run`` checks and raises: what the log says, and all its entries."""
+    """What ``verify_run`` checks and raises: what the log says, and all its entries.
+
+    ``head``: a hash that was kept; one of the lines must have it, so that none up to there was changed. Empty: none.
+    """
     run_history, entries = _verified(folder, torn=False)
     if read_final(folder, run_history) is None and run_history.finish:
         raise UserError(f"{MODEL}: is missing, and {AUDIT} says that the run ended")

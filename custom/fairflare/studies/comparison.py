@@ -8,7 +8,7 @@ models are left out: these models stay at the sites.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -36,8 +36,6 @@ from fairflare.studies.study import Study
 from fairflare.tasks.base import Task
 
 Json = dict[str, Any]
-Predicted = dict[str, tuple[Tensor, Tensor]]
-"""Site -> condensed outputs and targets of its test split."""
 RESAMPLED = ("mean", "worst", "std", "gap")
 """The quantities that resampled patients give."""
 Arms = Mapping[str, Mapping[int, tuple[RunConfig, Path]]]
@@ -52,20 +50,21 @@ def compare_all(
     *,
     env: str = "local",
     workers: int | None = 1,
-    again: Callable[..., dict[str, Any]] = lambda comparison, runs: comparison,
+    resamples: int = 0,
     lockstep: bool = True,
     **how: Any,
 ) -> dict[str, Any]:
     """Run every configuration into a folder of its own below ``folder`` and write compare.html and compare.json.
 
-    Runs are made by ``run_once`` with ``how``, those of small models together (``lockstep``). ``again`` adds what it
-    finds in them, see ``look_again``. ``fairflare report``
-    writes a run's own page.
+    Runs are made by ``run_once`` with ``how``, those of small models together (``lockstep``). ``resamples``: of test
+    patients, see ``resampled``. ``fairflare report`` writes a run's own page.
     """
     study, one = Study(dict(configs)), partial(run_once, env=env, page=False, **how)
     with study.finished(folder, one, workers=workers, env=env, lockstep=lockstep and env == "local") as reports:
         found = [(config, folder / name, reports[name]["detail"]) for name, config in configs]
-        comparison = again(compare([detail for *_, detail in found]), found)
+        comparison = compare([detail for *_, detail in found])
+        if resamples:
+            comparison = resampled(comparison, _arms_of(comparison, found), resamples)
         save_json(folder / COMPARISON, comparison)
         save_text(folder / COMPARISON_PAGE, render_compare(comparison))
     return comparison
@@ -86,11 +85,6 @@ def write_comparison(comparison: Mapping[str, Any], folder: Path, command: str) 
     save_json(folder / COMPARISON, {**comparison, "command": command})
     save_text(folder / "compare.csv", as_csv(comparison))
     save_text(folder / "compare.md", as_markdown(comparison, command, all_versions()))
-
-
-def look_again(comparison: Json, runs: Runs, resamples: int = 0) -> Json:
-    """The comparison with ``resampled`` where ``resamples`` are asked for."""
-    return resampled(comparison, _arms_of(comparison, runs), resamples) if resamples else comparison
 
 
 def _arms_of(comparison: Mapping[str, Any], runs: Runs) -> Arms:

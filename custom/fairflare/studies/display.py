@@ -43,8 +43,6 @@ LEADS = {metric: ("auc", "auc_ovr") for metric in ("accuracy", "balanced_accurac
 """Headline that a threshold decides -> what a round is scored by where sites send it, as the tables of a run are."""
 UNSEEN = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 """What commands a terminal, or turns the direction of what follows, and shows nothing itself; not tab and line feed."""
-Seconds = Mapping[str, float | None]
-"""Name -> what a run will take, where several tasks are side by side; used if known of all."""
 Say = Callable[..., None]
 """Called with what a run says of itself: a kind ("note", "doing", "reached") and its values, which can be pickled."""
 _listener: ContextVar[Say | None] = ContextVar("_listener", default=None)
@@ -329,15 +327,13 @@ class Board:
     that has ended, which is all that a redirected stream gets. Several threads may tell it something.
     """
 
-    def __init__(self, runs: Mapping[str, RunConfig], seconds: Seconds | None = None) -> None:
+    def __init__(self, runs: Mapping[str, RunConfig]) -> None:
         from fairflare.core import registry
         from fairflare.studies.describe import relative_cost
 
         self._bar = _bar(counted=False)
         self._rounds = {name: int(config.training.rounds) for name, config in runs.items()}
         self._costs = {name: relative_cost(registry.get_method(config.method)) for name, config in runs.items()}
-        if seconds and None not in seconds.values():
-            self._costs = {name: (seconds[name] or 0.0) / max(1, self._rounds[name]) for name in runs}
         self._left = {name: self._costs[name] * rounds for name, rounds in self._rounds.items()}
         self._work, self._begun = 0.0, time.monotonic()
         self._ended: set[str] = set()

@@ -62,7 +62,6 @@ from fairflare.studies.folders import (
 )
 from fairflare.studies.forecast import question_of
 from fairflare.studies.labels import folder_name
-from fairflare.studies.parallel import Workers
 from fairflare.studies.runs import execute_deployed, run_once
 from fairflare.studies.study import SHARED, Study, config_of, facts
 from fairflare.tasks.folds import TOO_FEW, WITHOUT, dealt, everyone, outcomes, untestable
@@ -184,7 +183,7 @@ def _data(config: RunConfig) -> dict[str, Any]:
 
 
 def measure(
-    question: Question, folder: Path, *, force: bool = False, workers: Workers | None = 1, lockstep: bool = True
+    question: Question, folder: Path, *, force: bool = False, workers: int | None = 1, lockstep: bool = True
 ) -> Json:
     """Answer every hospital, make the runs of METHODs that are missing, and write the folder.
 

@@ -27,7 +27,7 @@ from fairflare.core.processes import GRACE
 from fairflare.core.workers import Channel, Worker, portable, ready, start_method, stop, usable_cores
 from fairflare.engine.setup.config import RunConfig
 from fairflare.studies import display
-from fairflare.studies.display import Board, Seconds
+from fairflare.studies.display import Board
 from fairflare.studies.lockstep import in_lockstep, make_together
 
 EVERYONES = ["jinja2", "matplotlib.figure", "matplotlib.backends.backend_svg"]
@@ -39,8 +39,6 @@ Report = Mapping[str, Any]
 One = Callable[..., Report]
 """(configuration, folder, workers=) -> the run's report; can be pickled."""
 Failure = tuple[Exception, str]
-Workers = int
-"""How many processes compute side by side."""
 Outcome = tuple[Report | None, Failure | None]
 """A run's report, or why there is none."""
 
@@ -66,7 +64,6 @@ def run_all(
     folder: Path,
     one: One,
     workers: int,
-    seconds: Seconds | None = None,
     lockstep: bool = False,
 ) -> tuple[dict[str, Report], dict[str, Failure]]:
     """What came of the runs: the reports of those that ended well, and why others have none.
@@ -74,16 +71,19 @@ def run_all(
     The names of ``runs`` are of folders below ``folder``, and may lead through one that is there. ``workers`` are as
     ``budget`` gives them. ``lockstep``: runs of small models are trained together, see ``studies.lockstep``.
     """
-    found = _Outcomes(Board(runs, seconds))
+    found = _Outcomes(Board(runs))
     together = in_lockstep(runs, folder) if lockstep and workers < FASTER else {}
     others = {name: config for name, config in runs.items() if name not in together}
+    here = partial(_noted, found, folder, one)
     if others and workers > 1:
         _in_processes(others, folder, one, workers, found)
     elif others:
-        _here(others, folder, one, found)
+        with found.board:
+            for name, config in others.items():
+                here(name, config)
     if together and not found.mistaken:
         with found.board:
-            make_together(together, partial(_noted, found, folder, one))
+            make_together(together, here)
     return found.reports, found.failures
 
 
@@ -107,13 +107,6 @@ class _Outcomes:
         else:
             self.failures[name] = failure
         self.board.ended(name, "finished" if failure is None else f"failed: {failure[0]}")
-
-
-def _here(runs: Mapping[str, RunConfig], folder: Path, one: One, found: _Outcomes) -> None:
-    """In this process, one after the other."""
-    with found.board:
-        for name, config in runs.items():
-            _noted(found, folder, one, name, config)
 
 
 def _noted(found: _Outcomes, folder: Path, one: One, name: str, config: RunConfig) -> None:
@@ -144,7 +137,8 @@ def _in_processes(runs: Mapping[str, RunConfig], folder: Path, one: One, workers
                     worker, (name, config) = idle.pop(), waiting.popleft()
                     found.board.began(name)
                     busy[worker] = name
-                    _ask(worker, name, config, workers // count)
+                    with contextlib.suppress(OSError):  # it has ended, which whoever listens to it finds
+                        worker.channel.send((name, config, workers // count))
                 for worker in ready(busy):
                     name = busy[worker]
                     if (outcome := _heard(worker, folder / name, partial(found.board.heard, name))) is None:
@@ -157,11 +151,6 @@ def _in_processes(runs: Mapping[str, RunConfig], folder: Path, one: One, workers
                         idle.append(start())
     finally:
         stop(started, grace=2 * GRACE)  # each may have workers of its own to end
-
-
-def _ask(worker: Worker, name: str, config: RunConfig, share: int) -> None:
-    with contextlib.suppress(OSError):  # it has ended, which whoever listens to it finds
-        worker.channel.send((name, config, share))
 
 
 def _heard(worker: Worker, folder: Path, tell: Callable[..., None]) -> Outcome | None:

@@ -141,7 +141,7 @@ class Choices(Given):
             "Weights to start from: an earlier run's, a state dict or a MONAI bundle's; a line says what fits.",
             "RUN|FILE|BUNDLE",
         ),
-    ] = Field(default=None, validation_alias=AliasChoices("init_from", "pretrained_weights"))
+    ] = None
 
     def choices(self, folds: bool = False) -> tuple[str, dict[str, Any]]:
         """The task, and what ``make_config`` takes of it: rounds, sites and settings.
@@ -210,15 +210,13 @@ class Place(Given):
         Annotated[float, Range(1, 30 * DAY)] | None, Flag("Seconds until the job must be over; a day.", "S")
     ] = None
 
-    def deployment(self, sim_threads: int | None = None, workers: int | None = None) -> dict[str, Any] | None:
+    def deployment(self, workers: int | None = None) -> dict[str, Any] | None:
         """How a federation that is up gets the run; None: it runs on this machine."""
         given = [name for name in ("kit", "preinstalled", "wait") if getattr(self, name)]
         if self.env in ("local", "sim"):
             if given:
                 raise UserError(f"--{given[0]}: expected --env poc or --env prod, got --env {self.env}")
             return None
-        if sim_threads is not None:
-            raise UserError(f"--sim-threads: expected --env sim, got --env {self.env}")
         if (workers or 1) > 1:
             raise UserError(f"--workers: expected --env local, got --env {self.env}")
         return {"env": self.env, "kit": self.kit, "preinstalled": self.preinstalled, "timeout": self.wait or DAY}
@@ -259,7 +257,6 @@ class RunFile(Run, Place):
     """One run, and how it is made: the keys of a file, and Python's keywords."""
 
     solo: bool | None = None
-    sim_threads: int | None = None
     workers: Annotated[
         Annotated[int, Range(1, MOST_WORKERS)] | None,
         BeforeValidator(lambda given: None if given == "auto" else given),

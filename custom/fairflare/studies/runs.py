@@ -68,15 +68,14 @@ def execute(
     *,
     env: str = "local",
     force: bool = False,
-    sim_threads: int | None = None,
     workers: int | None = 1,
     page: bool = True,
 ) -> dict[str, Any]:
     """Run ``config`` into ``folder``, in ``env`` "local" or "sim", and return the content of ``report.json``.
 
-    A folder that exists is refused, unless ``force`` and it holds an earlier run. ``sim_threads``: as many as sites
-    when None; ``workers``: processes that the sites are spread over, see ``workers_for``; ``page``: of a run in this
-    process, whether it writes report.html, which ``fairflare report`` does later, and lasts if it is ``SHORT``.
+    A folder that exists is refused, unless ``force`` and it holds an earlier run. ``workers``: processes that the sites
+    are spread over, see ``workers_for``; ``page``: of a run in this process, whether it writes report.html, which
+    ``fairflare report`` does later, and lasts if it is ``SHORT``.
 
     Raises UserError: the folder cannot be used, or the task's data are not there; RunFailed: the federation stopped;
     the folder keeps its last good model and a report that says so.
@@ -87,8 +86,6 @@ def execute(
     for caution in cautions(config, parts):
         display.note(caution)
     names = list(site_of_client(config, parts.task))
-    if sim_threads is not None and (env != "sim" or sim_threads < 1):
-        raise UserError(f"--sim-threads: expected at least 1 and --env sim, got {sim_threads} with --env {env}")
     if env != "local":
         if (workers or 1) > 1 or config.stacked:
             key = "stacked" if config.stacked else "--workers"
@@ -98,7 +95,7 @@ def execute(
         save_config(config, parts, folder, env)  # from here on `resume` goes on, whenever this process is killed
         write_run_file(config, folder, env)
         if env == "sim":
-            return _simulate(config, folder, names, sim_threads)
+            return _simulate(config, folder, names)
         return _in_process(config, parts, folder, workers, page)
 
 
@@ -121,7 +118,6 @@ def resume(
     folder: Path,
     config: RunConfig | None = None,
     *,
-    sim_threads: int | None = None,
     workers: int | None = 1,
     page: bool = True,
 ) -> dict[str, Any]:
@@ -152,7 +148,7 @@ def resume(
         parts = build_parts(config)
         parts.task.check_data()
         if env == "sim":
-            return _simulate(config, folder, list(site_of_client(config, parts.task)), sim_threads)
+            return _simulate(config, folder, list(site_of_client(config, parts.task)))
         return _in_process(config, parts, folder, workers, page)
 
 
@@ -293,13 +289,9 @@ def _not_lasting(sites: LocalSites) -> Iterator[None]:
         sites.save()
 
 
-def _simulate(config: RunConfig, folder: Path, names: Sequence[str], threads: int | None) -> dict[str, Any]:
+def _simulate(config: RunConfig, folder: Path, names: Sequence[str]) -> dict[str, Any]:
     from fairflare.flare.simulate import run_simulator
 
-    if threads is not None and threads < len(names):
-        display.note(
-            f"{threads} threads for {len(names)} sites: FLARE starts a new process per site and task, which is slow"
-        )
     rounds, headline = config.training.rounds, tasks.known(config.task).headline
     if said := words(config):
         display.note(said)
@@ -308,7 +300,7 @@ def _simulate(config: RunConfig, folder: Path, names: Sequence[str], threads: in
         def lost(site: str) -> None:
             progress.note(_without(config, folder, site, len(names)))
 
-        run_simulator(config, folder, names, threads, watch=progress.follow, lost=lost)
+        run_simulator(config, folder, names, watch=progress.follow, lost=lost)
     last = (events(audit.Entries(folder / AUDIT)) or [{}])[-1]
     if last.get("event") != "finish" or last["status"] != "completed":
         if last.get("reason") == NO_SPACE or shutil.disk_usage(folder).free < LEAST_FREE:

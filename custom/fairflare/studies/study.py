@@ -26,7 +26,6 @@ from fairflare.engine.setup.config import RunConfig, make_config
 from fairflare.report import REPORT
 from fairflare.report.frames import machine
 from fairflare.report.write import verify_run
-from fairflare.studies import display
 from fairflare.studies.folders import check_collection, created, is_complete, opened
 from fairflare.studies.labels import DATA_SEED, as_text, flat_settings, folder_name, on_grid, split_method
 from fairflare.studies.parallel import Failure, One, Report, budget, run_all
@@ -38,7 +37,6 @@ if TYPE_CHECKING:
 Reports = dict[str, Report]
 SHARED = ("group_by", "leave_out", "clients")
 """What the methods of a grid have alike, beside the data."""
-SOLO, POOLED = "solo", "pooled"
 
 
 def arms(
@@ -216,7 +214,6 @@ class Study:
         workers: int | None = 1,
         env: str = "local",
         is_part: Callable[[str], bool] = lambda name: True,
-        seconds: display.Seconds | None = None,
         lockstep: bool = False,
     ) -> Iterator[Reports]:
         """Within: every run has ended well, and no other command works in the study's folders; path -> report.
@@ -232,27 +229,20 @@ class Study:
             for place in self._folders(folder):
                 stack.enter_context(created(place))
                 stack.enter_context(opened(place))
-            yield self.make(folder, one, at_once, seconds, lockstep)
+            yield self.make(folder, one, at_once, lockstep)
 
     def check(self, folder: Path, is_part: Callable[[str], bool] = lambda name: True) -> None:
         """Raise UserError unless the study's folders are new or hold runs of such studies alone."""
         for place in self._folders(folder):
             check_collection(place, is_part)
 
-    def make(
-        self,
-        folder: Path,
-        one: One,
-        workers: int,
-        seconds: display.Seconds | None = None,
-        lockstep: bool = False,
-    ) -> Reports:
+    def make(self, folder: Path, one: One, workers: int, lockstep: bool = False) -> Reports:
         """The reports of all runs, which ``one`` makes; whoever calls it has the folder to itself.
 
         Raises FairFlareError: of the first run that failed, after the others have ended.
         """
         self.folder = folder
-        self.reports, self.failures = run_all(self.runs, folder, one, workers, seconds, lockstep)
+        self.reports, self.failures = run_all(self.runs, folder, one, workers, lockstep)
         for path in self.runs:
             if path in self.failures:
                 raise_here(*self.failures[path])

@@ -16,7 +16,7 @@ from fairflare_lab.cli import exhibits
 @click.command()
 @click.argument("name", required=False)
 @options.listed_text("--seeds", metavar="0,1,2", help="Seeds; the table's own by default.")
-@options.rounds_option
+@click.option("--rounds", type=int, metavar="N", help="Communication rounds; the preset's by default.")
 @click.option(
     "--preset", "presets", multiple=True, metavar="T:PRESET", help="Another preset of task T; repeat for more."
 )

@@ -8,6 +8,7 @@ standard deviation. A site that keeps a model of its own is measured on that.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -170,15 +171,15 @@ def domain_rounds(run: Run, beside: Beside, which: str = "mean") -> dict[str, fl
 
 @measure
 def condition_std(run: Run, beside: Beside, metric: str) -> list[float | None]:
-    """Standard deviation over clients of which each is given the score of its own condition (FedISM+, Table IV).
+    """Standard deviation (ddof 0) over clients of which each has the score of its own condition (FedISM+, Table IV).
 
-    One value per scored round.
+    One value per scored round: sqrt(clean corrupted) / sites times the distance of the two scores, in numbers of sites.
     """
     at_clean, at_corrupted = (_of_condition(run, which, metric).values() for which in ("clean", "corrupted"))
     clean = sum(row["kind"] == SITE_CLEAN for row in run.report["sites"].values())
-    counts = clean, len(run.report["sites"]) - clean
-    pairs = zip(at_clean, at_corrupted)
-    return [None if a is None or b is None else fairness.client_std(a, b, *counts) for a, b in pairs]
+    sites = len(run.report["sites"])
+    factor, pairs = math.sqrt(clean * (sites - clean)) / sites, zip(at_clean, at_corrupted)
+    return [None if a is None or b is None else factor * abs(a - b) for a, b in pairs]
 
 
 @measure

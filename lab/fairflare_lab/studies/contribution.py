@@ -21,7 +21,6 @@ from fairflare.engine.setup.config import RunConfig
 from fairflare.report.fairness import mean
 from fairflare.studies.folders import CONTRIBUTION as RESULT
 from fairflare.studies.labels import LONGEST_BYTES, folder_name
-from fairflare.studies.parallel import Workers
 from fairflare.studies.runs import run_once
 from fairflare.studies.study import Study, config_of, facts, leaving_out
 from fairflare_lab.functional.shapley import Coalition
@@ -58,7 +57,7 @@ class Question:
 
 
 def measure_contribution(
-    question: Question, folder: Path, *, force: bool = False, workers: Workers | None = 1
+    question: Question, folder: Path, *, force: bool = False, workers: int | None = 1
 ) -> dict[str, Any]:
     """Train everything that the question needs, in process, and say what each site contributes.
 

@@ -39,7 +39,6 @@ from fairflare.report.write import verify_run, write_report
 from fairflare.studies import display
 from fairflare.studies.folders import RIDER, RIDERS, fresh_folder, is_run
 from fairflare.studies.labels import folder_name
-from fairflare.studies.parallel import Workers
 from fairflare.studies.study import Study, facts
 from fairflare_lab.report.table_files import Cell, Column, Row, Table, write_tables
 from fairflare_lab.studies.contribution import Question
@@ -50,7 +49,7 @@ Json = dict[str, Any]
 
 
 def measure_riders(
-    question: Question, kinds: Sequence[str], folder: Path, *, force: bool = False, workers: Workers | None = 1
+    question: Question, kinds: Sequence[str], folder: Path, *, force: bool = False, workers: int | None = 1
 ) -> Json:
     """Run every method with every kind of rider (of ``KINDS``, "none" in any case) and every seed into a folder below
     ``folder``, and count whom detectors mark.

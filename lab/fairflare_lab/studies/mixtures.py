@@ -24,9 +24,12 @@ from fairflare.engine.setup.config import RunConfig, site_of_client
 from fairflare.engine.setup.parts import build_parts
 from fairflare.report.fairness import std, worst
 from fairflare.report.groups import harmonic, harmonic_printed
-from fairflare.studies.comparison import Json, Predicted, headline_of, summary_of, with_final_model
+from fairflare.studies.comparison import Json, headline_of, summary_of, with_final_model
 from fairflare.studies.runs import predicted
 from fairflare.tasks.base import Task
+
+Predicted = dict[str, tuple[torch.Tensor, torch.Tensor]]
+"""Site -> condensed outputs and targets of its test split."""
 
 
 def initial_scores(config: RunConfig) -> dict[str, float | None]:

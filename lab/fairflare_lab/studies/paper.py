@@ -24,7 +24,7 @@ from fairflare.studies import display
 from fairflare.studies.describe import listed_rows
 from fairflare.studies.folders import check_path
 from fairflare.studies.labels import comparison_name, folder_name
-from fairflare.studies.parallel import Workers, budget
+from fairflare.studies.parallel import budget
 from fairflare.studies.runs import run_once
 from fairflare.studies.study import Study, arms, facts, leaving_out
 from fairflare_lab.papers.declaration import Data, Exhibit, Row, Table
@@ -185,7 +185,7 @@ def _preset(task: str, presets: Mapping[str, str]) -> str:
 
 
 def make_exhibit(
-    exhibit: Exhibit, folder: Path, choices: Choices, *, command: str = "", workers: Workers | None = None
+    exhibit: Exhibit, folder: Path, choices: Choices, *, command: str = "", workers: int | None = None
 ) -> Json:
     """Run what is missing below ``folder`` and write NAME.md, .csv, .tex, .html and .json below ``folder``/papers.
 
@@ -202,7 +202,7 @@ def make_exhibit(
         display.note(f"{place.data.title}: not here, {place.task} stands for it")
     time = paper_list.in_words(paper_list.total(list(costs.values()), at_once))
     display.note(f"{exhibit.name}: {len(costs)} runs, {time} if none is there yet")
-    with study.finished(folder, run_once, workers=at_once, seconds=costs) as reports:
+    with study.finished(folder, run_once, workers=at_once) as reports:
         paper_list.remember(folder, [(plan.task(path), plan.labels[path], one) for path, one in reports.items()])
     return written(exhibit, plan, folder, command)
 

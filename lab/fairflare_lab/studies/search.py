@@ -35,7 +35,7 @@ from fairflare.engine.setup.parts import build_parts
 from fairflare.studies import display
 from fairflare.studies.folders import created, fresh_folder, opened
 from fairflare.studies.labels import as_text
-from fairflare.studies.parallel import Workers, budget
+from fairflare.studies.parallel import budget
 from fairflare.studies.runs import run_once
 from fairflare.studies.study import Study
 from fairflare.tasks.own.script import Script
@@ -213,7 +213,7 @@ class Search:
         return make_config(self.method, self.task, **self.choices, over=texts)
 
 
-def run_search(search: Search, folder: Path, *, workers: Workers | None = 1) -> dict[str, Any]:
+def run_search(search: Search, folder: Path, *, workers: int | None = 1) -> dict[str, Any]:
     """Run trials up to ``search.trials``, then the best settings once with tests; returns ``search.json``'s content.
 
     The study and the trials that ``folder`` holds go on. ``workers``: trials side by side, see ``parallel.budget``.

@@ -60,11 +60,11 @@ def _round(number, weights):
 
 def _config():
     return {
-        "format": 1,
+        "format": 2,
         "method": "fedism-plus",
         "title": "FedISM+ (S)",
         "paper": "Wu et al.",
-        "settings": {"q": 2.0},
+        "settings": {"rule": {"q": 2.0}},
         "trainer": "gsam",
         "probes": ["sharpness"],
         "task": "ich-phantom",

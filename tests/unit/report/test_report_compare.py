@@ -82,7 +82,7 @@ def test_one_seed_has_no_interval(make_run):
 
 
 def test_settings_tell_runs_of_one_title_apart(make_run):
-    found = compare([make_run("A", 0, settings={"q": 1.0, "b": 1}), make_run("A", 0, settings={"q": 2.0, "b": 1})])
+    found = compare([make_run("A", 0, settings={"rule": {"q": q, "b": 1}}) for q in (1.0, 2.0)])
     assert [method["label"] for method in found["methods"]] == ["A, q=1.0", "A, q=2.0"]
 
 
@@ -154,10 +154,9 @@ def test_table_leaves_out_what_no_run_has(make_run):
 
 
 def test_settings_that_tell_methods_apart_are_named_shortly(make_run):
-    one = {"trainer.rho_max": 0.1, "probe.sharpness.rho_max": 0.1, "rule.q": 1.0}
-    other = {"trainer.rho_max": 0.2, "probe.sharpness.rho_max": 0.2, "rule.q": 1.0}
-    third = {**one, "trainer.rho_max": 0.3}
-    found = compare([make_run("A", 0, settings=settings) for settings in (one, other, third)])
+    pairs = [(0.1, 0.1), (0.2, 0.2), (0.3, 0.1)]
+    each = [{"trainer": {"rho_max": a}, "probe": {"sharpness": {"rho_max": b}}, "rule": {"q": 1.0}} for a, b in pairs]
+    found = compare([make_run("A", 0, settings=settings) for settings in each])
     assert [method["label"] for method in found["methods"]] == [
         "A, rho_max=0.1",
         "A, rho_max=0.2",

@@ -138,17 +138,3 @@ def test_both_deviations():
     assert found["std_sample"] == pytest.approx(math.sqrt(42 / 1800), abs=1e-15)
     assert found["ddof"] == 0
     assert fairness.describe({"a": 0.4})["std_sample"] is None
-
-
-@pytest.mark.parametrize(("n_clean", "n_corrupted", "factor"), [(16, 4, 0.4), (1, 1, 0.5), (3, 0, 0.0), (9, 1, 0.3)])
-def test_client_std_is_the_deviation_over_two_kinds_of_clients(n_clean, n_corrupted, factor):
-    """sqrt(16 * 4) / 20 = 0.4, sqrt(9 * 1) / 10 = 0.3."""
-    clients = dict(enumerate([0.9] * n_clean + [0.7] * n_corrupted))
-    found = fairness.client_std(0.9, 0.7, n_clean, n_corrupted)
-    assert found == pytest.approx(fairness.std(clients), abs=1e-15)
-    assert found == pytest.approx(factor * 0.2, abs=1e-15)
-
-
-def test_client_std_needs_a_client():
-    with pytest.raises(ValueError, match="at least one client"):
-        fairness.client_std(0.9, 0.7, 0, 0)
