@@ -194,7 +194,7 @@ def collect(bench: Bench, results: Path, sources: Iterable[str]) -> None:
 
 def commit() -> str:
     done = subprocess.run(
-        ["git", "log", "-1", "--format=%h", "--", str(HERE)], cwd=HERE, capture_output=True, text=True
+        ["git", "log", "-1", "--format=%h", "--", "board_list.py"], cwd=HERE, capture_output=True, text=True
     )
     return done.stdout.strip()
 
