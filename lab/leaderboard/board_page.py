@@ -112,9 +112,10 @@ def made() -> str:
     sources = [source for source in JUDGED if source in ran]
     versions = ", ".join(f"{name} {of[:12]}" for name, of in about["versions"].items())
     lines = ["", *summary(sources), *(line for source in sources for line in table(source))]
-    total = lines_of("values").drop_duplicates(["task", "arm", "seed"])["cpu_seconds"].sum() / 60
+    runs = lines_of("values").drop_duplicates(["task", "arm", "seed"])
+    trials, judged = (of["cpu_seconds"].sum() / 60 for of in (lines_of("tried"), runs))
     lines += [f"Commit of the protocol {about['commit']}; {versions}; {about['machine']}."]
-    lines += [f"The judged runs took {total:.0f} CPU minutes.", ""]
+    lines += [f"Trials took {trials:.1f} CPU minutes, judged runs {judged:.1f}.", ""]
     return "\n".join(lines)
 
 

@@ -174,7 +174,10 @@ def collect(bench: Bench, results: Path, sources: Iterable[str]) -> None:
             except Late:
                 continue
             best = min(of, key=lambda one: of[one])
-            tried += [[source, key, f"{value:g}", f"{of[value]:.5f}", int(value == best)] for value in of]
+            for value in of:
+                trials = bench.runs(source, key, value, board.TUNING_SEEDS).values()
+                spent = sum(run["cpu_seconds"] for run in trials)
+                tried.append([source, key, f"{value:g}", f"{of[value]:.5f}", int(value == best), f"{spent:.2f}"])
             for seed in board.SEEDS:
                 path = bench.folder / source / f"{key}-{best:g}-seed{seed}.json"
                 run = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {"sites": {}}
@@ -182,7 +185,7 @@ def collect(bench: Bench, results: Path, sources: Iterable[str]) -> None:
                     cells = [f"{splits['test'][name]:.4f}" for name in METRICS.values()]
                     values.append([source, key, seed, site, *cells, run["cpu_seconds"]])
     write(results / "values.csv", ["task", "arm", "seed", "site", *METRICS, "cpu_seconds"], values)
-    write(results / "tried.csv", ["task", "arm", "value", "validation", "chosen"], tried)
+    write(results / "tried.csv", ["task", "arm", "value", "validation", "chosen", "cpu_seconds"], tried)
     about = {
         "command": "FAIRFLARE_DATA=FOLDER python lab/leaderboard/board_run.py RUNS",
         "commit": commit(),
