@@ -100,25 +100,3 @@ def fedamp(models, alpha, sigma):
         xi[i] = 0.0
         clouds.append((1 - sum(xi)) * own + sum(x * other for x, other in zip(xi, models)))
     return np.array(clouds)
-
-
-def fedlesam(w, last, x, y, lr, rho, steps):
-    """Fan et al., Algorithm 1, one site's round: ``last`` is what it received before, None at its first visit."""
-    away = {k: np.zeros_like(v) for k, v in w.items()} if last is None else {k: last[k] - w[k] for k in w}
-    length = np.sqrt(sum((v**2).sum() for v in away.values()))
-    e = {k: rho * v / length if length else v for k, v in away.items()}
-    for _ in range(steps):
-        w = descended(w, lr, loss_and_gradient({k: w[k] + e[k] for k in w}, x, y)[1])
-    return w
-
-
-def fedeba(w, sites, lr, tau, alpha, theta, steps):
-    """Wang et al., Eq. 3, 7 and 8: the next model, the weights and the losses' angle in degrees."""
-    losses = np.array([loss_and_gradient(w, *site)[0] for site in sites])
-    p = np.exp(losses / tau) / np.exp(losses / tau).sum()
-    angle = np.degrees(np.arccos(losses.mean() / np.sqrt((losses**2).mean())))
-    share, ends = alpha if angle <= theta else 0, [fedper(w, *site, lr, steps) for site in sites]
-    firsts = [fedper(w, *site, lr, 1) for site in sites]
-    moved = {k: sum(p[i] * (ends[i][k] - w[k]) for i in range(len(sites))) for k in w}
-    first = {k: np.mean([one[k] - w[k] for one in firsts], 0) for k in w}
-    return {k: w[k] + (1 - share) * moved[k] + share * first[k] for k in w}, p, angle

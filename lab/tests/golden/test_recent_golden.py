@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""FedLESAM and FedEBA+ against ``restated.py``: three rounds of three sites, tanh network, full-batch steps."""
+"""FedLESAM and FedEBA+, restated in NumPy: three rounds of three sites, a tanh network, full-batch steps."""
 
 import numpy as np
 import pytest
@@ -19,6 +19,28 @@ X, Y = GOLDEN["x"].astype(np.float64), GOLDEN["y"].astype(np.int64)
 SITES = [(X[rows], Y[rows]) for rows in (slice(0, 10), slice(10, 25), slice(25, 40))]
 START = {key: GOLDEN[f"global/{key}"].astype(np.float64) for key in KEYS}
 LR, STEPS, ROUNDS = 0.5, 3, 3
+
+
+def fedlesam(w, last, x, y, lr, rho, steps):
+    """Fan et al., Algorithm 1, one site's round: ``last`` is what it received before, None at its first visit."""
+    away = {k: np.zeros_like(v) for k, v in w.items()} if last is None else {k: last[k] - w[k] for k in w}
+    length = np.sqrt(sum((v**2).sum() for v in away.values()))
+    e = {k: rho * v / length if length else v for k, v in away.items()}
+    for _ in range(steps):
+        w = restated.descended(w, lr, restated.loss_and_gradient({k: w[k] + e[k] for k in w}, x, y)[1])
+    return w
+
+
+def fedeba(w, sites, lr, tau, alpha, theta, steps):
+    """Wang et al., Eq. 3, 7 and 8: the next model, the weights and the losses' angle in degrees."""
+    losses = np.array([restated.loss_and_gradient(w, *site)[0] for site in sites])
+    p = np.exp(losses / tau) / np.exp(losses / tau).sum()
+    angle = np.degrees(np.arccos(losses.mean() / np.sqrt((losses**2).mean())))
+    share, ends = alpha if angle <= theta else 0, [restated.fedper(w, *site, lr, steps) for site in sites]
+    firsts = [restated.fedper(w, *site, lr, 1) for site in sites]
+    moved = {k: sum(p[i] * (ends[i][k] - w[k]) for i in range(len(sites))) for k in w}
+    first = {k: np.mean([one[k] - w[k] for one in firsts], 0) for k in w}
+    return {k: w[k] + (1 - share) * moved[k] + share * first[k] for k in w}, p, angle
 
 
 class Rows:
@@ -64,12 +86,12 @@ def test_fedlesam_where_one_site_misses_a_round(rho):
         here = [0, 2] if t == 1 else [0, 1, 2]
         replies = [trained(FedLESAM(rho), k, model, memories[k]) for k in here]
         model = FedAvg(weighting="uniform").aggregate(model, replies, {}, Info(Round(t + 1, ROUNDS))).model
-        ends = [restated.fedlesam(expected, last[k], *SITES[k], LR, rho, STEPS) for k in here]
+        ends = [fedlesam(expected, last[k], *SITES[k], LR, rho, STEPS) for k in here]
         last = [expected if k in here else last[k] for k in range(len(SITES))]
         expected = {key: np.mean([end[key] for end in ends], 0) for key in KEYS}
         same(model, expected)
     plain = restated.fedper(expected, *SITES[1], LR, STEPS)
-    moved = restated.fedlesam(expected, last[1], *SITES[1], LR, rho, STEPS)
+    moved = fedlesam(expected, last[1], *SITES[1], LR, rho, STEPS)
     assert np.allclose(moved["0.weight"], plain["0.weight"], atol=1e-9) == (rho == 0)
 
 
@@ -80,7 +102,7 @@ def test_fedeba(tau, alpha, theta):
     for t in range(ROUNDS):
         replies = [trained(FirstStep(), k, model, memories[k]) for k in range(len(SITES))]
         outcome = rule.aggregate(model, replies, {}, Info(Round(t + 1, ROUNDS)))
-        expected, weights, angle = restated.fedeba(expected, SITES, LR, tau, alpha, theta, STEPS)
+        expected, weights, angle = fedeba(expected, SITES, LR, tau, alpha, theta, STEPS)
         model = outcome.model
         same(model, expected)
         np.testing.assert_allclose(list(outcome.weights.values()), weights, rtol=0, atol=1e-12)
