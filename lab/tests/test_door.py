@@ -30,7 +30,7 @@ def without(monkeypatch):
 
 def test_the_names_that_the_house_knows_are_what_the_lab_brings():
     brought = {id for id, entry in registry.methods().items() if entry.home.startswith("fairflare_lab.")}
-    assert brought == lab.METHODS and len(brought) == 28 and len(registry.methods()) == 51
+    assert brought == lab.METHODS and len(brought) == 30 and len(registry.methods()) == 53
     assert {name for name, cls in tasks.every().items() if cls.__module__.startswith("fairflare_lab.")} == lab.TASKS
     assert plugins.modules_by_name(plugins.COMMANDS).keys() == lab.COMMANDS
 

@@ -76,6 +76,7 @@ ELSEWHERE = {
     r"pytest test_my_rule.py": "lab/tests/test_new.py",
     r"python docs/draw_architecture.py": "tests/unit/test_architecture.py",
     r"python lab/regimes/\w+.py": "lab/tests/studies/test_regimes.py",
+    r"(FAIRFLARE_DATA=FOLDER )?python lab/leaderboard/\w+.py": "lab/tests/studies/test_leaderboard.py",
     r"fairflare compare .* --task office-caltech:paper ": "lab/tests/studies/test_regimes.py",
     r"python docs/results/quote.py": "tests/docs/test_results.py",
     r"python docs/results/study/(run|tables|check|ablations).py": "tests/docs/test_study.py",

@@ -7,9 +7,9 @@ CACHE = "FAIRFLARE_CACHE"
 """Environment variable: the folder where it keeps the images that its tasks render, or "off"."""
 COMMANDS = frozenset(("contribution", "evidence", "forget", "new", "paper", "prepare", "riders", "risk", "search"))
 _METHODS = (
-    "afl apfl cffl cgsv fairfed fairfedavg fedadagrad fedamp fedci fedcostwavg feddg-ga feddyn fedfv "
-    "fedga fedpid fedpidavg fedproc fedproto fedrdn fedyogi flexfair ifca maxfl multi-krum pfedme qfedavg "
-    "shapfed silobn"
+    "afl apfl cffl cgsv fairfed fairfedavg fedadagrad fedamp fedci fedcostwavg feddg-ga feddyn fedeba-plus "
+    "fedfv fedga fedlesam fedpid fedpidavg fedproc fedproto fedrdn fedyogi flexfair ifca maxfl multi-krum pfedme "
+    "qfedavg shapfed silobn"
 )
 _TASKS = (
     "brain-seg brain-seg3d covid-brazil ctg digits digits5 fundus fundus-phantom ham10000 "
