@@ -7,13 +7,13 @@ import pytest
 import torch
 
 import zoo_bundles
+from command_line import succeed
 from fairflare.core.errors import UserError
 from fairflare.engine.files import read_json
 from fairflare.engine.setup import tasks
 from fairflare.studies.bundle import Configuration, of_bundle
 from model_use import call, reported, run
 from own_folder import write_images
-from run_folders import call as called
 from volume_files import write_masked
 
 KINDS = {"mednist": "classification", "spleen": "volume-segmentation"}
@@ -25,7 +25,7 @@ def data(tmp_path_factory):
     """Data folders by bundle; the volumes' sites store axes in three orders."""
     root = tmp_path_factory.mktemp("data")
     ct = write_masked(root / "ct", patients=30, shape=(28, 26, 20))
-    assert called("init", ct, "--kind", "volume-segmentation", "--yes") == 0
+    succeed("init", ct, "--kind", "volume-segmentation", "--yes")
     return {"mednist": write_images(root / "photos", masks=False), "spleen": ct}
 
 
@@ -37,7 +37,7 @@ def bundles(tmp_path_factory):
 
 def arguments(name, bundles, data, rounds=1):
     own = ["--kind", "classification", "--classes", "healthy,ill"] if name == "mednist" else []
-    return ["--bundle", bundles[name], "--data", data[name], *own, "--rounds", rounds, "--no-solo"]
+    return ["--bundle", bundles[name], "--data", data[name], *own, "--rounds", rounds]
 
 
 @pytest.fixture(scope="module")
@@ -54,7 +54,7 @@ def runs(bundles, data, tmp_path_factory):
 def exports(runs, tmp_path_factory):
     root = tmp_path_factory.mktemp("exports")
     for name in KINDS:
-        assert called("export-model", runs[name, "fedavg"], "--format", "bundle", "--out", root / name) == 0
+        succeed("export-model", runs[name, "fedavg"], "--format", "bundle", "--out", root / name)
     return root
 
 
