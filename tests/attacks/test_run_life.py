@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from cases import each
+from command_line import call
 from fairflare.cli.jobs import is_job
 from fairflare.cli.main import main
 from fairflare.core.errors import DataError, RunFailed, UserError
@@ -32,13 +33,6 @@ from fairflare.studies import folders
 TASK = ["--task", "support2", "--rounds", "2"]
 RUN = ["run", "fedavg", *TASK, "--no-solo"]
 FORK = multiprocessing.get_context("fork")
-
-
-def call(capsys, *arguments):
-    with pytest.raises(SystemExit) as stop:
-        main([str(a) for a in arguments])
-    streams = capsys.readouterr()
-    return stop.value.code, streams.out, streams.err
 
 
 def in_child(*arguments, patch=lambda: None, said=os.devnull):

@@ -21,20 +21,13 @@ import yaml
 
 import five_layouts
 from cases import each
-from fairflare.cli.main import main
+from command_line import call
 from fairflare.core.errors import UserError
 from fairflare.import_data.detect import look
 from fairflare.import_data.proposal import Choices
 from fairflare.import_data.write import contents, lines, write
 from fairflare.tasks.kinds.own import mark_of
 from five_layouts import SITES, Case
-
-
-def call(capsys, *arguments):
-    with pytest.raises(SystemExit) as stop:
-        main([str(a) for a in arguments])
-    streams = capsys.readouterr()
-    return stop.value.code, streams.out, streams.err
 
 
 def blocks(n=12, edge=28, sites=SITES, patients=True):
