@@ -768,10 +768,7 @@ def test_a_broken_file_is_one_line(command, name, content, capsys, finished, tmp
     place = tmp_path / "fedavg-seed0"
     shutil.copytree(finished, place)
     (place / name).write_bytes(content)
-    words = {
-        "resume": ["resume", place],
-        "compare": ["compare", "fedavg", *TASK, "--out", tmp_path],
-    }
+    words = {"resume": ["resume", place], "compare": ["compare", "fedavg", *TASK, "--out", tmp_path]}
     code, _, err = call(capsys, *words[command])
     assert code in (0, 2) and "internal error" not in err
     assert sum(line.startswith("fairflare: ") for line in err.splitlines()) == (code == 2)

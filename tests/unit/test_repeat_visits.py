@@ -27,15 +27,7 @@ from fairflare.engine.exchanges.after import AfterAtSite
 from fairflare.engine.preflight import Statement, refusal, too_small
 from fairflare.engine.setup import tasks
 from fairflare.functional.decision import by_patient
-from fairflare.functional.intervals import (
-    effective,
-    of_auc,
-    of_mean,
-    of_pairs,
-    of_positive_mean,
-    of_share,
-    resamples,
-)
+from fairflare.functional.intervals import effective, of_auc, of_mean, of_pairs, of_positive_mean, of_share, resamples
 from fairflare.functional.survival import concordance_error
 from fairflare.inference.frames import metric_frame
 from fairflare.inference.monitor import patients_of

@@ -226,11 +226,7 @@ def test_imports_by_name_are_known():
 
 def test_a_job_carries_its_own_step_after_the_last_round_and_no_other():
     steps = {"recalibrate.py", "conformal.py"}
-    for step, own in {
-        "none": set(),
-        "recalibrate": {"recalibrate.py"},
-        "conformal": {"conformal.py"},
-    }.items():
+    for step, own in {"none": set(), "recalibrate": {"recalibrate.py"}, "conformal": {"conformal.py"}}.items():
         files = at_site("glm", "volume-segmentation", step)
         assert {path.name for path in files if path.parent == Path("engine/after")} & steps == own
         assert lines_of(files) <= MOST_LINES

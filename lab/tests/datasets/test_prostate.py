@@ -229,13 +229,7 @@ def test_too_few_cases(saml, tmp_path):
 def test_the_papers_settings():
     paper, fedce = (every()["prostate"].presets[name] for name in ("paper", "paper-fedce"))
     assert paper.training == Training(
-        rounds=200,
-        batch_size=8,
-        optimizer="adam",
-        lr=1e-3,
-        weight_decay=1e-4,
-        adam_beta2=0.99,
-        keep_optimizer=True,
+        rounds=200, batch_size=8, optimizer="adam", lr=1e-3, weight_decay=1e-4, adam_beta2=0.99, keep_optimizer=True
     )
     assert fedce.training == dataclasses.replace(paper.training, weight_decay=0.0)
     a, b = load("prostate", "paper"), load("prostate", "paper-fedce")
