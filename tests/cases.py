@@ -10,6 +10,7 @@ or ``pytest --long`` asks for all.
 import contextlib
 import functools
 import inspect
+from importlib.util import find_spec
 
 import pytest
 
@@ -53,6 +54,11 @@ def later(name):
             return getattr(pytest.importorskip(name), attribute)
 
     return Later()
+
+
+def needs(name):
+    """A mark: skip where the module ``name`` is not installed, which no other file's tests shall import for it."""
+    return pytest.mark.skipif(find_spec(name) is None, reason=f"{name} is not installed")
 
 
 def _loop(test, table, marks):

@@ -6,9 +6,18 @@ import pytest
 from fairflare.cli.main import main
 
 
-def call(capsys, *arguments):
-    """Exit code, output and errors of a command."""
+def code_of(*arguments):
+    """Exit code of a command."""
     with pytest.raises(SystemExit) as stop:
         main([str(a) for a in arguments])
-    streams = capsys.readouterr()
-    return stop.value.code, streams.out, streams.err
+    return stop.value.code or 0
+
+
+def call(capsys, *arguments):
+    """Exit code, output and errors of a command."""
+    return code_of(*arguments), *capsys.readouterr()
+
+
+def succeed(*arguments):
+    """A command that ends well."""
+    assert code_of(*arguments) == 0, arguments

@@ -156,8 +156,7 @@ def patients(root, n=10, slices=6):
             name = f"{site}/{CLASSES[ill]}/img_{numbers[site, ill].pop():04d}.dcm"
             stored = (hounsfield + 1024).astype(np.uint16)
             save(
-                root / name,
-                dataset(stored, patient, instance=i + 1, RescaleSlope=1, RescaleIntercept=-1024, **scanner),
+                root / name, dataset(stored, patient, instance=i + 1, RescaleSlope=1, RescaleIntercept=-1024, **scanner)
             )
             truth[name] = site, CLASSES[ill], patient
     return truth

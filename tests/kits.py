@@ -58,9 +58,7 @@ def write_kit(folder, site, root, root_pem, own="client", **certified):
     (folder / f"{own}.crt").write_bytes(certificate(site, key, "root", root, **certified))
     (folder / f"{own}.key").write_bytes(
         key.private_bytes(
-            serialization.Encoding.PEM,
-            serialization.PrivateFormat.TraditionalOpenSSL,
-            serialization.NoEncryption(),
+            serialization.Encoding.PEM, serialization.PrivateFormat.TraditionalOpenSSL, serialization.NoEncryption()
         )
     )
     return folder

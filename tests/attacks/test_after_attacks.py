@@ -169,10 +169,7 @@ def test_the_server_asks_for_no_sum_without_a_silent_site(federation):
     models = dict.fromkeys(federation.sites, federation.model)
     total = server.total(Transport(), models, LAST, lambda answer: [], federation.terms)
     assert total.sites == [] and asked == [sorted(federation.sites)]
-    assert {r.site: r.code for r in total.rejections} == {
-        **dict.fromkeys(federation.sites, "sum"),
-        VICTIM: "no_answer",
-    }
+    assert {r.site: r.code for r in total.rejections} == {**dict.fromkeys(federation.sites, "sum"), VICTIM: "no_answer"}
     assert any("are not asked again" in r.detail for r in total.rejections)
 
 

@@ -39,23 +39,7 @@ FEW, MANY = 2_000, 20_000
 MOST_SECONDS, MOST_MEMORY = 10, 2**20
 """CPU seconds of a case; KiB that all cases of a door may add to the process."""
 NUMBERS = (0, 1, 127, 128, 255, 2**15, 2**16 - 1, 2**31 - 1, 2**31, 2**32 - 1, 2**62, 2**63, 2**64 - 1)
-ODD = (
-    None,
-    True,
-    -1,
-    0,
-    2**63,
-    10**400,
-    math.nan,
-    math.inf,
-    -1e300,
-    "",
-    "x" * 9999,
-    "a\nb\x1b",
-    "\ud800",
-    {},
-    [],
-)
+ODD = (None, True, -1, 0, 2**63, 10**400, math.nan, math.inf, -1e300, "", "x" * 9999, "a\nb\x1b", "\ud800", {}, [])
 ODD += ({"a": {"b": 1}}, [[]])
 STRANGE = (*ODD, b"a", (1,), object(), np.float32(math.nan), torch.full((2,), math.nan), torch.ones(3), 1j)
 

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from cases import each
+from command_line import call
 from fairflare.cli.main import main
 from fairflare.core.errors import DataError, RunFailed, UserError
 from fairflare.engine import audit, files, loop, memory
@@ -31,13 +32,6 @@ from fairflare.studies import folders
 TASK = ["--task", "support2", "--rounds", "2"]
 RUN = ["run", "fedavg", *TASK, "--no-solo"]
 FORK = multiprocessing.get_context("fork")
-
-
-def call(capsys, *arguments):
-    with pytest.raises(SystemExit) as stop:
-        main([str(a) for a in arguments])
-    streams = capsys.readouterr()
-    return stop.value.code, streams.out, streams.err
 
 
 def in_child(*arguments, patch=lambda: None, said=os.devnull):
@@ -747,10 +741,7 @@ def test_a_broken_file_is_one_line(command, name, content, capsys, finished, tmp
     place = tmp_path / "fedavg-seed0"
     shutil.copytree(finished, place)
     (place / name).write_bytes(content)
-    words = {
-        "resume": ["resume", place],
-        "compare": ["compare", "fedavg", *TASK, "--out", tmp_path],
-    }
+    words = {"resume": ["resume", place], "compare": ["compare", "fedavg", *TASK, "--out", tmp_path]}
     code, _, err = call(capsys, *words[command])
     assert code in (0, 2) and "internal error" not in err
     assert sum(line.startswith("fairflare: ") for line in err.splitlines()) == (code == 2)

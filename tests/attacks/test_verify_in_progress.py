@@ -12,18 +12,11 @@ import time
 
 import pytest
 
-from fairflare.cli.main import main
+from command_line import call
 from fairflare.engine.files import LOCK, at_work, locked, read_tensors, save_tensors
 
 RUN = ["run", "fedavg", "--task", "support2:dirichlet", "--sites", "3", "--no-solo", "--set", "epochs=1"]
 IN_PROGRESS = 3
-
-
-def call(capsys, *arguments):
-    with pytest.raises(SystemExit) as stop:
-        main([str(a) for a in arguments])
-    streams = capsys.readouterr()
-    return stop.value.code, streams.out, streams.err
 
 
 def rounds(folder):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A decision as a job, in FLARE's simulator: the numbers of one place, what a lying site or a curious server gets."""
+"""A decision as a job: FLARE's simulator gives the numbers of one place; what a lying site and a curious server get."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ import json
 
 import pytest
 
-from fairflare.core.errors import RunFailed
 from fairflare.decision import decide
 from fairflare.decision.sums import Plan
 from fairflare.engine.exchanges import decide as exchange
+from fairflare.engine.memory import AskedAgain
 from fairflare.studies.join import Question, measure, measure_by_job
 from own_folder import write_tables
 
@@ -34,19 +34,6 @@ def lying(self, known):
 decide.Site.terms = lying
 """
 """A site that claims more weight than its patients have: without a check it speaks for all others."""
-CURIOUS = """
-from fairflare.engine.exchanges import decide
-
-
-def run(self, ended):
-    *_, (found, gone) = [self._sums(ended, dict(ended.models)) for _ in range(3)]
-    about = {"exchange": "decide", "secure": False, "hospitals": sorted(ended.models), "sites": {}}
-    return {**about, "failed": f"{found} " + " ".join(f"{one.site}: {one.code}" for one in gone)}, gone
-
-
-decide.DecideAtServer.run = run
-"""
-"""A server that makes all sums a third time."""
 
 
 def question_on(folder, sites=SITES):
@@ -54,18 +41,12 @@ def question_on(folder, sites=SITES):
     return Question("tabular", plan=Plan(2, 1), choices={"values": {**values, "features": "age,score"}})
 
 
-def with_plugin(monkeypatch, tmp_path, file, text):
-    """What the plugin changes is changed in this process, too, until the test ends."""
-    for owner, name in ((decide.Site, "terms"), (exchange.DecideAtServer, "run")):
-        monkeypatch.setattr(owner, name, getattr(owner, name))
-    (tmp_path / file).write_text(text)
-    monkeypatch.setenv("FAIRFLARE_PLUGINS", str(tmp_path / file))
-
-
 def test_a_site_that_lies_in_its_sums_is_left_out(tmp_path, monkeypatch):
     folder = write_tables(tmp_path / "tables", SITES)
     expected = measure(question_on(folder, SITES[:4]), tmp_path / "local")["sites"]
-    with_plugin(monkeypatch, tmp_path, "liar.py", LIAR)
+    monkeypatch.setattr(decide.Site, "terms", decide.Site.terms)  # what the plugin changes ends with this test
+    (tmp_path / "liar.py").write_text(LIAR)
+    monkeypatch.setenv("FAIRFLARE_PLUGINS", str(tmp_path / "liar.py"))
     found = measure_by_job(question_on(folder), tmp_path / "job")
     assert found["hospitals"] == list(SITES[:4]) == list(found["sites"])
     assert {site: row["verdict"] for site, row in found["sites"].items()} == {
@@ -73,12 +54,17 @@ def test_a_site_that_lies_in_its_sums_is_left_out(tmp_path, monkeypatch):
     }
 
 
-def test_a_server_that_asks_a_third_time_gets_nothing(tmp_path, monkeypatch):
-    folder = write_tables(tmp_path / "tables", SITES)
-    with_plugin(monkeypatch, tmp_path, "curious.py", CURIOUS)
-    with pytest.raises(RunFailed, match="None .*west") as failed:
-        measure_by_job(question_on(folder), tmp_path / "sim", env="sim")
-    assert all(site in str(failed.value) for site in SITES)
+def test_a_server_that_makes_all_sums_a_third_time_gets_nothing(tmp_path, monkeypatch):
+    made = []
+
+    def thrice(self, ended):
+        for _ in range(3):
+            made.append(self._sums(ended, dict(ended.models))[0])
+
+    monkeypatch.setattr(exchange.DecideAtServer, "run", thrice)
+    with pytest.raises(AskedAgain):
+        measure_by_job(question_on(write_tables(tmp_path / "tables", SITES)), tmp_path / "job")
+    assert len(made) == 2 and None not in made
 
 
 def test_the_simulator_gives_the_numbers_of_one_place(tmp_path):

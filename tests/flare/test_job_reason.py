@@ -95,10 +95,7 @@ def test_a_simulation_s_tracebacks_are_brought_home(tmp_path):
         (app / name).write_text(name)
     simulate._fetch(workspace, tmp_path)
     brought = {path.name: path.read_text() for path in tmp_path.iterdir() if path.is_file()}
-    assert brought == {
-        "errors_site-1.txt": "fairflare_errors.txt",
-        "preflight_site-1.txt": "fairflare_preflight.txt",
-    }
+    assert brought == {"errors_site-1.txt": "fairflare_errors.txt", "preflight_site-1.txt": "fairflare_preflight.txt"}
 
 
 def kit_with(folder, days):

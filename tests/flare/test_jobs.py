@@ -3,6 +3,7 @@
 
 import json
 import re
+import runpy
 import shutil
 import subprocess
 import sys
@@ -101,9 +102,9 @@ def test_a_deployed_job_may_have_its_sites_ask_more_often(poll, asked, looked, t
 @pytest.fixture(scope="module")
 def research(tmp_path_factory):
     folder = tmp_path_factory.mktemp("research")
-    command = [sys.executable, str(ROOT / "jobs" / "export_research.py"), str(folder)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", ["export_research.py", str(folder)])
+        runpy.run_path(str(ROOT / "jobs" / "export_research.py"), run_name="__main__")
     return folder
 
 

@@ -5,12 +5,11 @@ import json
 import os
 import sys
 
-import pytest
 from stock_simulator import simulate
 from test_heartbeat import ENDED
 
 from cases import each
-from fairflare.cli.main import main
+from command_line import code_of as run
 from fairflare.core import user_code
 from fairflare.core.processes import RUN_FOLDER
 from fairflare.engine.audit import verify
@@ -30,12 +29,6 @@ RUNS = {
         ("label=outcome", "features=age,score", "attribute_values=sex=f|m", "group_by=label+sex"),
     ),
 }
-
-
-def run(*arguments):
-    with pytest.raises(SystemExit) as end:
-        main([str(a) for a in arguments])
-    return end.value.code
 
 
 def pairs(settings):

@@ -11,7 +11,7 @@ import pytest
 from killed_runs import kill_one_process
 
 from cases import each
-from fairflare.cli.main import main
+from command_line import code_of as call
 from fairflare.core.errors import NO_SPACE
 from fairflare.engine import files
 from fairflare.engine.audit import verify
@@ -46,12 +46,6 @@ def command(method):
         *UNDER.get(method, ()),
         *settings,
     ]
-
-
-def call(*arguments):
-    with pytest.raises(SystemExit) as stop:
-        main([str(a) for a in arguments])
-    return stop.value.code
 
 
 def bits(entries):

@@ -275,8 +275,11 @@ def test_a_job_brings_the_receivers_of_mlflow_and_of_wandb(kind, tmp_path, monke
         assert told == ({**told, **value} if isinstance(value, dict) else value)
 
 
+# Sites are forks, which have PyTorch already.
 JOB = """
 import sys
+from fairflare.flare.forked_simulator import fork_sites
+fork_sites()
 from nvflare.app_common.filters.percentile_privacy import PercentilePrivacy
 from nvflare.recipe import SimEnv
 from nvflare.recipe.utils import add_cross_site_evaluation, add_experiment_tracking

@@ -4,12 +4,14 @@
 import gc
 import json
 import multiprocessing
+import shutil
 import signal
 from pathlib import Path
 
 import pytest
 from killed_runs import kill_one_process
 
+from command_line import code_of as call
 from fairflare.cli.main import main
 from fairflare.engine.audit import verify
 from fairflare.engine.in_process import InProcess
@@ -20,14 +22,8 @@ FORK = multiprocessing.get_context("fork")
 KILLING = Path(__file__).parents[1] / "killing.py"
 AT_THE_SERVER = ["between the exchanges", "writing state", "between rounds"]
 """A simulator's dies "training" and "writing state" in test_personal_flare.py, "sending" in test_plugins_sim.py."""
-RUN = ["run", "fedlwr", "--task", "fundus-phantom:small", "--rounds", "3"]
-SMALL = ["n_sites=3", "images=70", "site_test_images=0", "size=32", "epochs=1", "batch_size=8"]
-
-
-def call(*arguments):
-    with pytest.raises(SystemExit) as stop:
-        main([str(a) for a in arguments])
-    return stop.value.code
+RUN = ["run", "fedlwr", "--task", "support2:dirichlet", "--rounds", "3"]
+SMALL = ["n_sites=3", "epochs=1"]
 
 
 @pytest.fixture(scope="module")
@@ -39,6 +35,10 @@ def command():
 def uninterrupted(tmp_path_factory, command):
     folder = tmp_path_factory.mktemp("whole") / "run"
     assert call(*command, "--out", folder) == 0
+    return folder
+
+
+def model_of(folder):
     return verify(folder / "audit.jsonl")[-1]["model_sha256"]
 
 
@@ -58,7 +58,7 @@ def test_a_killed_run_ends_in_the_same_model(point, command, uninterrupted, tmp_
     assert killed.exitcode == -signal.SIGKILL
     assert call("resume", folder) == 0
     entries = verify_run(folder)
-    assert entries[-1]["model_sha256"] == uninterrupted and entries[-1]["status"] == "completed"
+    assert entries[-1]["model_sha256"] == model_of(uninterrupted) and entries[-1]["status"] == "completed"
     resumed = next(e for e in entries if e["event"] == "resume")
     assert resumed["from_round"] == 1
     finished = [e["round"] for e in entries if e["event"] == "round"]
@@ -78,15 +78,13 @@ def test_the_simulators_server_is_killed(point, command, uninterrupted, tmp_path
     assert [e["round"] for e in verify(folder / "audit.jsonl") if e["event"] == "round"] in ([1], [1, 2])
     assert call("resume", folder) == 0
     entries = verify_run(folder)
-    assert entries[-1]["model_sha256"] == uninterrupted and entries[-1]["status"] == "completed"
+    assert entries[-1]["model_sha256"] == model_of(uninterrupted) and entries[-1]["status"] == "completed"
     assert [e["from_round"] for e in entries if e["event"] == "resume"] == [1]
 
 
-def test_what_cannot_be_resumed(command, tmp_path, capsys):
+def test_what_cannot_be_resumed(uninterrupted, tmp_path, capsys):
     assert call("resume", tmp_path) == 2 and "expected the folder of a run" in capsys.readouterr().err
-    folder = tmp_path / "run"
-    assert call(*command, "--out", folder) == 0
-    capsys.readouterr()
+    folder = shutil.copytree(uninterrupted, tmp_path / "run")
     assert call("resume", folder) == 2 and "the run is complete" in capsys.readouterr().err
     config = json.loads((folder / "config.json").read_text())
     for change in ({"env": "prod"}, {"seed": 9}):

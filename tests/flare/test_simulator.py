@@ -10,11 +10,14 @@ from pathlib import Path
 
 import pytest
 import torch
+from nvflare.apis.fl_constant import FLContextKey, ReturnCode
+from nvflare.apis.fl_context import FLContext
+from nvflare.apis.shareable import Shareable
+from nvflare.apis.signal import Signal
 from slow_trainer import SECRET
-from stock_simulator import simulate
 
+from command_line import succeed as call
 from evidence_checks import answers, check_pack
-from fairflare.cli.main import main
 from fairflare.core.errors import UserError
 from fairflare.engine.audit import verify
 from fairflare.engine.files import read_tensors
@@ -24,7 +27,9 @@ from fairflare.engine.setup import tasks
 from fairflare.engine.setup.assembly import build_federation, build_site, site_names
 from fairflare.engine.setup.config import make_config
 from fairflare.engine.setup.parts import build_parts
+from fairflare.flare.executor import TASKS, FairExecutor
 from fairflare.flare.simulate import run_simulator
+from fairflare.flare.wire import ERROR_HEADER
 from fairflare_lab.studies.evidence import write_evidence
 
 pytestmark = pytest.mark.flare
@@ -36,13 +41,6 @@ def fairflare(*arguments, **environment):
     """The command as a process of its own, for plugins that it alone shall load."""
     command = [sys.executable, "-m", "fairflare", *map(str, arguments)]
     return subprocess.run(command, env={**os.environ, **environment}, capture_output=True, text=True, timeout=400)
-
-
-def call(*arguments):
-    """The command in this process; what it starts are FLARE's processes."""
-    with pytest.raises(SystemExit) as stop:
-        main([str(word) for word in arguments])
-    assert not stop.value.code
 
 
 def model_of(folder):
@@ -151,11 +149,19 @@ def test_a_folder_for_temporary_files_that_no_socket_fits_into(tmp_path, monkeyp
         run_simulator(make_config("fedavg", "support2", rounds=1), tmp_path, ["site-1"])
 
 
-def test_an_update_does_not_leave_where_the_job_masks_none(tmp_path):
-    """A configuration from which somebody took the filter out."""
+def test_no_task_is_done_where_the_job_masks_no_update(tmp_path):
+    """A configuration from which somebody took the filter out, as a site's executor finds it."""
     call("export", "fedism-plus", *TASK, "--set", "secure_sum=masks", "--rounds", 1, "--out", tmp_path / "j")
-    file = tmp_path / "j" / "app_sites" / "config" / "config_fed_client.json"
-    file.write_text(json.dumps({**json.loads(file.read_text()), "task_result_filters": []}))
-    simulate(tmp_path / "j", tmp_path / "w", 3)
-    (log,) = (tmp_path / "w" / "server").rglob("fairflare/audit.jsonl")
-    assert "DataError secure_sum" in log.read_text() and '"event": "round"' not in log.read_text()
+    app = tmp_path / "j" / "app_sites"
+    file = app / "config" / "config_fed_client.json"
+    content = json.loads(file.read_text())
+    said = []
+    for changed in (content, {**content, "task_result_filters": []}):
+        file.write_text(json.dumps(changed))
+        (context := FLContext()).set_prop(FLContextKey.APP_ROOT, str(app), private=True, sticky=False)
+        executor = FairExecutor(content["executors"][0]["executor"]["args"]["config"])
+        for task in TASKS:
+            reply = executor.execute(task, Shareable(), context, Signal())
+            said.append((reply.get_return_code(), reply.get_header(ERROR_HEADER)))
+    whole, without = said[: len(TASKS)], said[len(TASKS) :]
+    assert set(without) == {(ReturnCode.EXECUTION_EXCEPTION, "DataError secure_sum")} and not set(without) & set(whole)

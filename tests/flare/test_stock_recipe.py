@@ -26,9 +26,11 @@ from fairflare.flare.worst_site import WorstSite
 from fairflare.functional.perturbation import global_norm, perturbed
 
 HERE = Path(__file__).parent
+# Sites are forks, which have PyTorch already; those of the printed call are FLARE's own.
 JOB = """
 import sys
-import textwrap
+from fairflare.flare.forked_simulator import fork_sites
+fork_sites()
 from nvflare.app_opt.pt.recipes.fedavg import FedAvgRecipe
 from nvflare.recipe import SimEnv
 from nvflare.recipe.utils import add_experiment_tracking
@@ -79,7 +81,8 @@ def test_stock_recipe_weighs_by_sharpness(tmp_path):
 
 GATHER = """
 import sys
-import textwrap
+from fairflare.flare.forked_simulator import fork_sites
+fork_sites()
 from nvflare.app_common.shareablegenerators.full_model_shareable_generator import FullModelShareableGenerator
 from nvflare.app_common.workflows.scatter_and_gather import ScatterAndGather
 from nvflare.app_opt.pt.file_model_persistor import PTFileModelPersistor
@@ -213,7 +216,8 @@ def test_the_printed_script_is_the_one_that_runs():
 
 DOOR = """
 import sys
-import textwrap
+from fairflare.flare.forked_simulator import fork_sites
+fork_sites()
 from nvflare.app_opt.pt.recipes.fedavg import FedAvgRecipe
 from nvflare.recipe import SimEnv
 from fairflare.flare.aggregator import FairAggregator, SiteOrders

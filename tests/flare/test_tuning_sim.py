@@ -8,25 +8,19 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from fairflare.cli.main import main
+from cases import needs
+from command_line import succeed as call
 from fairflare.engine.files import INITIAL, read_model
 from fairflare.engine.hashes import model_hash
 from fairflare.engine.setup.weights import VARIABLE
 
-pytestmark = pytest.mark.flare
-pytest.importorskip("peft")
-TASK = ["--task", "support2:dirichlet", "--sites", "3", "--set", "model=mlp", "--rounds", "2", "--no-solo"]
+pytestmark = [pytest.mark.flare, needs("peft")]
+TASK = ["--task", "support2:dirichlet", "--sites", "2", "--set", "model=mlp", "--rounds", "2", "--no-solo"]
 
 
 @pytest.fixture(autouse=True)
 def nothing_named(monkeypatch):
     monkeypatch.delenv(VARIABLE, raising=False)
-
-
-def call(*arguments):
-    with pytest.raises(SystemExit) as stop:
-        main([str(word) for word in arguments])
-    assert not stop.value.code
 
 
 def test_adapters_on_a_given_body_agree_with_one_process_bit_for_bit(tmp_path):

@@ -157,11 +157,7 @@ def test_defaults_are_not_written_and_others_are_read_back():
     "method, values, said",
     [
         ("fedavg", {"clip_at": "bits"}, "clip_at and clip_memory have no effect without a number"),
-        (
-            "fedavg",
-            {"clip_updates": 1, "clip_at": "bits", "clip_memory": 0.5},
-            "clip_memory has no effect with",
-        ),
+        ("fedavg", {"clip_updates": 1, "clip_at": "bits", "clip_memory": 0.5}, "clip_memory has no effect with"),
         ("fedavg", {"clip_updates": 1, "clip_at": "mean"}, "clip_at: expected one of median, weighted, bits"),
         ("fedavg", {"cap_weights": 0}, r"cap_weights must be in \(0, 1\]"),
         ("fedavg", {"clip_updates": -1}, "clip_updates: expected a number"),

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from fairflare.cli.main import main
+from command_line import succeed as call
 from fairflare.core.errors import UserError
 from fairflare.engine.setup import tasks
 from fairflare.engine.setup.config import make_config
@@ -17,12 +17,6 @@ from fairflare.testing import check_metric, check_task
 from fairflare.testing import tasks as kit
 
 TASK = "made-up-survival"
-
-
-def call(*given):
-    with pytest.raises(SystemExit) as end:
-        main([str(one) for one in given])
-    assert not end.value.code
 
 
 @pytest.fixture(scope="module")

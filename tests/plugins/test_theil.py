@@ -8,18 +8,12 @@ import math
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from fairflare.cli.main import main
+from command_line import succeed as call
 from fairflare.core.errors import UserError
 from fairflare.report.section import Quantity
 from fairflare.report.sections import quantities
 
 RUN = ["--task", "support2:dirichlet", "--sites", "3", "--rounds", "2"]
-
-
-def call(*words):
-    with pytest.raises(SystemExit) as end:
-        main([str(word) for word in words])
-    assert not end.value.code, words
 
 
 @pytest.fixture(scope="module")

@@ -13,8 +13,8 @@ import torch
 from torch.nn.functional import cross_entropy, mse_loss
 from torch.utils.data import DataLoader, TensorDataset
 
+from command_line import code_of as call
 from fairflare import client
-from fairflare.cli.main import main
 from fairflare.core import user_code
 from fairflare.core.errors import DataError, EgressRefused, RunFailed, UserError
 from fairflare.core.types import Batch, LocalWork, Round, Training
@@ -241,12 +241,6 @@ def test_outside_a_federation_the_loop_says_how_to_start_it():
     for ask in (client.site_name, client.data_folder):
         with pytest.raises(UserError, match="no site of a federation"):
             ask()
-
-
-def call(*arguments):
-    with pytest.raises(SystemExit) as stop:
-        main([str(a) for a in arguments])
-    return stop.value.code
 
 
 def test_a_job_carries_the_script(tmp_path):

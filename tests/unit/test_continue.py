@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from fairflare.cli.main import main
+from command_line import code_of as call
 from fairflare.engine import loop
 from fairflare.engine.audit import verify
 from fairflare.engine.in_process import InProcess
@@ -14,12 +14,6 @@ from fairflare.report.write import verify_run
 from own_folder import write_tables
 
 SETTINGS = ("label=outcome", "features=age,score", "attribute_values=sex=f|m", "group_by=label+sex", "horizon=4")
-
-
-def call(*arguments):
-    with pytest.raises(SystemExit) as stop:
-        main([str(word) for word in arguments])
-    return stop.value.code or 0
 
 
 @pytest.fixture(scope="module")

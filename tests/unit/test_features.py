@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from cases import each
+from command_line import call
 from fairflare.cli.main import main
 from fairflare.core.errors import DataError, UserError
 from fairflare.data.readers.vectors import Bags
@@ -177,12 +178,6 @@ def test_runs_on_tables_without_features_keep_their_configuration(folder):
     content = plain.to_json()
     assert not {"vectors", "encoder", "pooling", "renamed"} & set(content["options"])
     assert type(plain).from_json(content).sha256() == plain.sha256()
-
-
-def call(capsys, *arguments):
-    with pytest.raises(SystemExit) as stop:
-        main([str(a) for a in arguments])
-    return stop.value.code or 0, *capsys.readouterr()
 
 
 @pytest.fixture(scope="module")

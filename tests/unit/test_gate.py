@@ -288,10 +288,7 @@ def test_flooding_with_metrics_is_bounded():
     assert len(replies[0].metrics) <= 64
 
 
-GROUPED = Gate(
-    frozenset({"weight", "bias"}),
-    tuple(Number(f"group_count/{g}", 0.0, 2.0**40, "examples") for g in "ab"),
-)
+GROUPED = Gate(frozenset({"weight", "bias"}), tuple(Number(f"group_count/{g}", 0.0, 2.0**40, "examples") for g in "ab"))
 
 
 @pytest.mark.parametrize(

@@ -21,8 +21,8 @@ import hospital_habits
 import hospital_tables
 import import_situations
 from cases import each
+from command_line import call
 from dicom_sets import dataset, save
-from fairflare.cli.main import main
 from fairflare.core.errors import DataError, UserError
 from fairflare.data.readers.datalist import Contrasts
 from fairflare.data.readers.pictures import Reader
@@ -34,13 +34,6 @@ from fairflare.import_data.proposal import Choices
 from fairflare.tasks.kinds.own import INSIDE
 from volume_files import ball, turned
 from volume_files import write as write_volume
-
-
-def call(capsys, *arguments):
-    with pytest.raises(SystemExit) as stop:
-        main([str(a) for a in arguments])
-    streams = capsys.readouterr()
-    return stop.value.code, streams.out, streams.err
 
 
 def written(root):

@@ -7,8 +7,8 @@ import shutil
 import pytest
 import torch
 
-from cases import each
-from fairflare.cli.main import main
+from cases import each, later, needs
+from command_line import call
 from fairflare.core.errors import UserError
 from fairflare.engine.files import read_model
 from fairflare.engine.setup.config import make_config
@@ -16,8 +16,8 @@ from fairflare.engine.setup.parts import build_parts
 from fairflare.engine.setup.weights import VARIABLE
 from own_folder import write_images
 
-transformers = pytest.importorskip("transformers")
-pytest.importorskip("peft")
+transformers = later("transformers")
+pytestmark = needs("peft")
 SIZES = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
 SITES = "east,north,south,west"
 
@@ -73,12 +73,6 @@ def test_a_body_without_a_head_is_found_under_its_name_in_the_network(vit, tmp_p
     save_file(body, tmp_path / "body" / "model.safetensors")
     origin = build_parts(configured(vit, init_from=str(tmp_path / "body"), tune="head")).origin
     assert origin.matched == origin.entries - 2
-
-
-def call(capsys, *arguments):
-    with pytest.raises(SystemExit) as stop:
-        main([str(a) for a in arguments])
-    return stop.value.code or 0, *capsys.readouterr()
 
 
 def test_a_run_from_a_folder_ends_in_a_whole_network(vit, tmp_path, capsys):

@@ -21,20 +21,13 @@ import yaml
 
 import five_layouts
 from cases import each
-from fairflare.cli.main import main
+from command_line import call
 from fairflare.core.errors import UserError
 from fairflare.import_data.detect import look
 from fairflare.import_data.proposal import Choices
 from fairflare.import_data.write import contents, lines, write
 from fairflare.tasks.kinds.own import mark_of
 from five_layouts import SITES, Case
-
-
-def call(capsys, *arguments):
-    with pytest.raises(SystemExit) as stop:
-        main([str(a) for a in arguments])
-    streams = capsys.readouterr()
-    return stop.value.code, streams.out, streams.err
 
 
 def blocks(n=12, edge=28, sites=SITES, patients=True):
@@ -292,10 +285,7 @@ BAD = {
     "empty": (empty, "holds no image that can be read, no table and no datalist"),
     "unlabelled": (unlabelled, "9 images and nothing that says their labels; expected a folder for each class"),
     "sites": (only_sites, "the folders site-1, site-2, site-10 are sites, and nothing says the labels"),
-    "volumes": (
-        volumes,
-        "5 files hold up to 8 slices, e.g. images/0.nii.gz: expected 2D images; --slices 1",
-    ),
+    "volumes": (volumes, "5 files hold up to 8 slices, e.g. images/0.nii.gz: expected 2D images; --slices 1"),
     "smeared": (smeared, "at most 8 whole pixel values beside 0, got 255.*masks kept as JPEG lose their values"),
     "no outcome": (
         no_outcome,

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 
+from command_line import call
 from fairflare.cli.main import main
 from fairflare.core.errors import UserError
 from fairflare.engine.audit import verify
@@ -26,12 +27,6 @@ TASK = ["--task", "support2", "--rounds", "1", "--no-solo", "--set", "model=line
 @pytest.fixture(autouse=True)
 def nothing_named(monkeypatch):
     monkeypatch.delenv(VARIABLE, raising=False)
-
-
-def call(capsys, *arguments):
-    with pytest.raises(SystemExit) as stop:
-        main([str(a) for a in arguments])
-    return stop.value.code, *capsys.readouterr()
 
 
 @pytest.fixture(scope="module")

@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from cases import each
+from command_line import code_of as run
 from fairflare import decide
-from fairflare.cli.main import main
 from fairflare.core.errors import DataError, UserError
 from fairflare.decision.regression import MEMBER, OWN
 from fairflare.decision.sums import Plan
@@ -115,12 +115,6 @@ def test_whose_privacy_each_candidate_keeps_is_known(monkeypatch):
 
 
 JOIN = ["join", "fedavg", "ditto", "--task", "heart:full", "--folds", "2", "--repeats", "1", "--rounds", "2"]
-
-
-def run(*arguments) -> int:
-    with pytest.raises(SystemExit) as ended:
-        main([str(one) for one in arguments])
-    return int(ended.value.code or 0)
 
 
 @pytest.fixture(scope="module")

@@ -185,11 +185,7 @@ def test_each_check_of_a_trainer_can_fail(check, methods):
     with pytest.raises(Exception) as error:
         check(trained(**methods))
     if not isinstance(error.value, AssertionError):  # the site's own code refused it
-        assert check.__name__ in (
-            "memory_survives_a_restart",
-            "what_is_sent_is_declared",
-            "the_server_half_is_pure",
-        )
+        assert check.__name__ in ("memory_survives_a_restart", "what_is_sent_is_declared", "the_server_half_is_pure")
 
 
 def test_the_lists_name_every_check():

@@ -30,7 +30,7 @@ def free_port():
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
     folder = tmp_path_factory.mktemp("runs") / "heart"
-    return run(folder, "fedism-plus", "--task", "heart:full", "--rounds", 2, "--no-solo")
+    return run(folder, "fedism-plus", "--task", "heart:full", "--rounds", 2)
 
 
 @pytest.fixture(scope="module")

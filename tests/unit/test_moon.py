@@ -64,10 +64,7 @@ def test_the_term_is_left_out_where_the_shared_model_serves_worse():
     good = dict(trained(Moon()).memory)
     factors = {"0.weight": -1, "5.weight": 30, "5.bias": 30}
     spoilt = {key: value * factors.get(key, 1) for key, value in good[PREVIOUS].items()}
-    for received, last, same_as in (
-        (spoilt, good[PREVIOUS], PlainTrainer()),
-        (good[PREVIOUS], spoilt, published),
-    ):
+    for received, last, same_as in ((spoilt, good[PREVIOUS], PlainTrainer()), (good[PREVIOUS], spoilt, published)):
         ends = []
         for trainer in (Moon(mu=5.0), same_as, published, PlainTrainer()):
             work = work_of_round(2, memory={PREVIOUS: last})

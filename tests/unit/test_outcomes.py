@@ -14,7 +14,7 @@ from sklearn import metrics as sk
 
 import outcome_tables
 from cases import each
-from fairflare.cli.main import main
+from command_line import call
 from fairflare.core.errors import DataError, UserError
 from fairflare.engine.setup import tasks
 from fairflare.functional.intervals import resamples
@@ -286,13 +286,6 @@ def test_ordered_classes_are_a_cumulative_link():
     rebuilt = builtin.rebuilt(network.made_of["name"], network.made_of["sizes"], **network.made_of["options"])
     rebuilt.load_state_dict(network.state_dict())
     assert torch.equal(rebuilt(x), network(x))
-
-
-def call(capsys, *arguments):
-    with pytest.raises(SystemExit) as stop:
-        main([str(a) for a in arguments])
-    streams = capsys.readouterr()
-    return stop.value.code, streams.out, streams.err
 
 
 @each("kind", NEEDED)

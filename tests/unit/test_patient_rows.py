@@ -14,18 +14,11 @@ import yaml
 
 import relational_sets
 from cases import each
-from fairflare.cli.main import main
+from command_line import call
 from fairflare.core.errors import UserError
 from fairflare.import_data import patient_rows as rows
 from fairflare.import_data.proposal import Choices
 from hospital_tables import cohort
-
-
-def call(capsys, *arguments):
-    with pytest.raises(SystemExit) as stop:
-        main([str(a) for a in arguments])
-    streams = capsys.readouterr()
-    return stop.value.code, streams.out, streams.err
 
 
 def made(root, text):

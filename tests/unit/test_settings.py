@@ -194,12 +194,7 @@ def test_full_names_reach_every_owner():
     parts = build_parts(found)
     assert (parts.rule.rule.q, parts.trainer.gsam_alpha, parts.probes[0].probe_batch) == (3, 0.2, 32)
     assert (parts.selector.share, parts.server_optimizer.lr, parts.server_optimizer.beta2) == (0.75, 0.5, 0.99)
-    assert (found.training.lr, found.training.rounds, found.options["alpha"], found.min_sites) == (
-        0.01,
-        7,
-        0.4,
-        3,
-    )
+    assert (found.training.lr, found.training.rounds, found.options["alpha"], found.min_sites) == (0.01, 7, 0.4, 3)
     assert owned(found.settings, "server") == {"lr": 0.5, "beta1": 0.9, "tau": 1e-3, "v_start": "tau", "beta2": 0.99}
 
 

@@ -120,11 +120,19 @@ def datasets(task):
 
 
 def test_every_method_keeps_below_the_line():
-    """Own data: at most so many files and lines, and nothing of what stays at the desk."""
-    for task in OWN:
-        for method in registry.methods():
-            files = at_site(method, task)
-            lines, tops = lines_of(files | of_lab(method, task)), {path.parts[0] for path in files}
+    """Own data: at most so many files and lines, and nothing of what stays at the desk.
+
+    What a method and a task bring is what each brings beside another one: imports are followed from each by itself.
+    """
+    by_method = {method: (at_site(method, "tabular"), of_lab(method, "tabular")) for method in registry.methods()}
+    by_task = {task: (at_site("fedavg", task), of_lab("fedavg", task)) for task in OWN}
+    for method, task in (("fedce", "segmentation"), ("glm", "regression"), ("fedproto", "volume-classification")):
+        both = (at_site(method, task) - by_task[task][0], of_lab(method, task) - by_task[task][1])
+        assert all(one <= own for one, own in zip(both, by_method[method])), (method, task)
+    for task, of_task in by_task.items():
+        for method, of_method in by_method.items():
+            files, own = (one | other for one, other in zip(of_task, of_method))
+            lines, tops = lines_of(files | own), {path.parts[0] for path in files}
             said = f"{method} on {task}: {len(files)} files, {lines} lines"
             assert len(files) <= MOST_FILES and lines <= MOST_LINES, said
             assert not tops & DESK, f"{said}: {sorted(tops & DESK)}"
@@ -268,22 +276,63 @@ def test_another_table_brings_its_own_files_alone():
     assert {name for name in datasets("ist") if name.startswith("data/")} == {"data/README.md", "data/ist.csv.gz"}
 
 
-@pytest.mark.parametrize("task", ["ich-phantom", "brain-seg", "digits"])
-def test_a_job_keeps_rendered_data_under_the_same_name(task, tmp_path):
+FORKS = """
+import importlib.machinery, json, os, pathlib, sys
+import nvflare.app_common.executors.client_api_executor, nvflare.app_common.abstract.fl_model, torch, pandas, yaml
+(code, jobs), compiled = json.load(open(sys.argv[1])), {}
+def compiled_once(self, data, path):
+    if data not in compiled:
+        compiled[data] = compile(data, path, "exec", dont_inherit=True)
+    return compiled[data]
+importlib.machinery.SourceFileLoader.source_to_code = compiled_once
+for folder, *words in jobs:
+    for path in pathlib.Path(folder).rglob("*.py") if folder else ():
+        compiled_once(None, path.read_bytes(), str(path))
+for folder, *words in jobs:
+    if child := os.fork():
+        assert os.waitpid(child, 0)[1] == 0, words[0]
+        continue
+    try:
+        sys.path[:0] = [folder] if folder else []
+        exec(code, {"folder": folder, "words": words})
+        sys.stdout.flush()
+        os._exit(0)
+    except BaseException as error:
+        print(words[0], type(error).__name__, error, flush=True)
+        os._exit(1)
+"""
+
+
+def in_forks(home, code, jobs):
+    """What ``code`` prints for each job, (a folder that comes first on the path, words that it is given).
+
+    One process imports the libraries and compiles each file once, and a child of it runs each.
+    """
+    (home / "jobs.json").write_text(json.dumps([code, jobs]))
+    environment = {"PATH": "", "HOME": str(home)}
+    command = [sys.executable, "-c", FORKS, str(home / "jobs.json")]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=home, timeout=300, env=environment)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+KEYS = """
+from fairflare.engine.setup.tasks import load
+from fairflare_lab.datasets import cache
+print(words[0], cache.__file__, cache._key(load(words[0]), "site-1"))
+"""
+
+
+def test_a_job_keeps_rendered_data_under_the_same_name(tmp_path):
     """What FLARE's processes render with the files that their job carries, the next command finds."""
-    carried(tmp_path, "fedavg", task)
-    code = f"""if True:
-        from fairflare.engine.setup.tasks import load
-        from fairflare_lab.datasets import cache
-        print(cache.__file__)
-        print(cache._key(load({task!r}), "site-1"))"""
-    found = [
-        subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=env).stdout.split(
-            "\n"
-        )
-        for env in ({"PATH": "", "PYTHONPATH": str(folder)} for folder in (tmp_path, ""))
-    ]
-    assert found[0][0] != found[1][0] and found[0][1] == found[1][1] != ""
+    names = ("ich-phantom", "brain-seg", "digits")
+    for task in names:
+        carried(tmp_path / task, "fedavg", task)
+    jobs = [(folder, task) for task in names for folder in (str(tmp_path / task), "")]
+    found = [line.split(" ", 2) for line in in_forks(tmp_path, KEYS, jobs).splitlines()]
+    for (task, there, key), (same, here, own) in zip(found[::2], found[1::2], strict=True):
+        assert task == same and there != here and key == own != ""
+    assert len(found) == len(jobs)
 
 
 def test_both_copies_have_the_package_s_hash_until_one_is_changed(tmp_path):
@@ -297,74 +346,45 @@ def test_both_copies_have_the_package_s_hash_until_one_is_changed(tmp_path):
 
 
 LOAD = """
-import sys
-sys.path.insert(0, sys.argv[1])
 import fairflare
-assert fairflare.__file__.startswith(sys.argv[1])
+assert fairflare.__file__.startswith(folder)
 from fairflare.engine.setup import tasks
 from fairflare.core import registry
-assert sys.argv[2] in tasks.every() and len(tasks.every()) <= 3, sorted(tasks.every())
+assert words[0] in tasks.every() and len(tasks.every()) <= 3, sorted(tasks.every())
 assert len(registry.methods()) <= 4, sorted(registry.methods())
 import fairflare.flare.executor, fairflare.flare.egress
-task = tasks.load(sys.argv[2])
+task = tasks.load(words[0])
 task.network(), task.sites()
 """
 
 
-@pytest.mark.slow  # a process each
-@pytest.mark.parametrize("task", ["support2", "heart", "ich-phantom", "digits5"])
-def test_a_published_task_loads_from_what_its_job_carries(task, tmp_path):
-    """A table, a simulated task and one that reads files."""
-    carried(tmp_path, "fedavg", task)
-    command = [sys.executable, "-c", LOAD, str(tmp_path), task]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=120)
-    assert done.returncode == 0, done.stderr
+def test_a_published_task_loads_from_what_its_job_carries(tmp_path):
+    """Two tables, a simulated task and one that reads files."""
+    names = ("support2", "heart", "ich-phantom", "digits5")
+    for task in names:
+        carried(tmp_path / task, "fedavg", task)
+    in_forks(tmp_path, LOAD, [(str(tmp_path / task), task) for task in names])
 
 
-EVERY = """
-import importlib.machinery, json, os, pathlib, sys
-import nvflare.app_common.executors.client_api_executor, nvflare.app_common.abstract.fl_model, torch, pandas, yaml
-jobs, compiled = json.load(open(sys.argv[1])), {}
-def compiled_once(self, data, path):
-    if data not in compiled:
-        compiled[data] = compile(data, path, "exec", dont_inherit=True)
-    return compiled[data]
-importlib.machinery.SourceFileLoader.source_to_code = compiled_once
-for folder, method, settings in jobs:
-    for path in pathlib.Path(folder).rglob("*.py"):
-        compiled_once(None, path.read_bytes(), str(path))
-for folder, method, settings in jobs:
-    if child := os.fork():
-        assert os.waitpid(child, 0)[1] == 0, method
-        continue
-    try:
-        sys.path.insert(0, folder)
-        import fairflare.flare.egress, fairflare.flare.executor
-        from fairflare.engine.setup import tasks
-        from fairflare.engine.setup.method_parts import method_parts
-        from fairflare.core import registry
-        assert fairflare.__file__.startswith(folder)
-        method_parts(registry.get_method(method), settings), registry.methods(), tasks.known("tabular")
-        os._exit(0)
-    except BaseException as error:
-        print(method, type(error).__name__, error, flush=True)
-        os._exit(1)
+PARTS = """
+import fairflare.flare.egress, fairflare.flare.executor
+from fairflare.engine.setup import tasks
+from fairflare.engine.setup.method_parts import method_parts
+from fairflare.core import registry
+method, settings = words
+assert fairflare.__file__.startswith(folder)
+method_parts(registry.get_method(method), settings), registry.methods(), tasks.known("tabular")
 """
 
 
 def test_every_method_s_parts_are_built_from_what_its_sites_are_sent(tmp_path):
-    """One process that imports the libraries and compiles each file once, and a child for every method's copy."""
     jobs = []
     for method in registry.methods():
         carried(tmp_path / method, method, "tabular")
         parts = default_parts(method).by_owner().items()
         settings = {f"{owner}.{name}": value for owner, one in parts for name, value in dataclasses.asdict(one).items()}
         jobs.append((str(tmp_path / method), method, settings))
-    (tmp_path / "jobs.json").write_text(json.dumps(jobs))
-    command = [sys.executable, "-c", EVERY, str(tmp_path / "jobs.json")]
-    environment = {"PATH": "", "HOME": str(tmp_path)}
-    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=300, env=environment)
-    assert done.returncode == 0, done.stdout + done.stderr
+    in_forks(tmp_path, PARTS, jobs)
 
 
 def test_own_files_bring_what_they_import(tmp_path, monkeypatch):

@@ -29,9 +29,7 @@ KEY = st.one_of(st.text(max_size=4), st.integers(-3, 3), st.sampled_from(["a/b",
 CONTENT = st.recursive(
     st.one_of(PLAIN, TENSOR),
     lambda inner: st.one_of(
-        st.lists(inner, max_size=3),
-        st.lists(inner, max_size=3).map(tuple),
-        st.dictionaries(KEY, inner, max_size=4),
+        st.lists(inner, max_size=3), st.lists(inner, max_size=3).map(tuple), st.dictionaries(KEY, inner, max_size=4)
     ),
     max_leaves=12,
 )

@@ -14,7 +14,8 @@ import torch
 from nvflare.fuel.utils import fobs
 from torch import nn
 
-from cases import each
+from cases import each, needs
+from command_line import call
 from fairflare.cli.main import main
 from fairflare.core import user_code
 from fairflare.core.errors import DataError, UserError
@@ -34,8 +35,7 @@ from fairflare.networks import builtin
 from own_folder import write_tables
 from runs import bits, interrupted, run
 
-pytest.importorskip("peft")
-
+pytestmark = needs("peft")
 TASK = "support2:dirichlet"
 SMALL = {"model": "mlp", "n_sites": 3}
 TUNES = ("head", "lora")
@@ -276,18 +276,18 @@ from torch import nn
 class Wide(nn.Module):
     def __init__(self):
         super().__init__()
-        self.body = nn.Sequential(nn.Linear(2, 512), nn.ReLU(), nn.Linear(512, 4096), nn.ReLU())
+        self.body = nn.Sequential(nn.Linear(2, 64), nn.ReLU(), nn.Linear(64, 4096), nn.ReLU())
         self.head = nn.Linear(4096, 2)
 
     def forward(self, x):
         return self.head(self.body(x))
 """
-BODY = 4 * (2 * 512 + 512 + 512 * 4096 + 4096)
+BODY = 4 * (2 * 64 + 64 + 64 * 4096 + 4096)
 
 
 @pytest.fixture(scope="module")
 def wide(tmp_path_factory):
-    """Four sites' tables, and an own network of 8.4 MB, almost all of it body."""
+    """Four sites' tables, and an own network of 1.1 MB, almost all of it body."""
     folder = write_tables(tmp_path_factory.mktemp("wide") / "data")
     (folder.parent / "wide_net.py").write_text(WIDE)
     own = {"datalists": str(folder), "site_names": "east,north,south,west", "labels": "lived,died"}
@@ -427,12 +427,6 @@ def test_a_run_that_is_cut_off_goes_on_to_the_same_bits(method, tune, exchange, 
     values = {**SMALL, "tune": tune, "exchange": exchange}
     whole_run = run(method, tmp_path / "whole", values)
     assert bits(interrupted(method, tmp_path / "cut", values, monkeypatch)) == bits(whole_run)
-
-
-def call(capsys, *arguments):
-    with pytest.raises(SystemExit) as stop:
-        main([str(a) for a in arguments])
-    return stop.value.code or 0, *capsys.readouterr()
 
 
 COMMAND = ("--task", "support2", "--rounds", "1", "--no-solo", "--set", "model=mlp")

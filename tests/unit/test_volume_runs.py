@@ -151,7 +151,7 @@ def test_contrasts_of_volumes_become_channels(tmp_path, capsys):
             write(home / "scan_seg.nii.gz", mask, affine)
     code, _, said = call(capsys, "init", root, "--kind", "volume-segmentation", "--yes")
     assert not code, said
-    found = run(tmp_path / "run", "fedavg", "--data", root, *OPTIONS[:-1], "20", "--no-solo")
+    found = run(tmp_path / "run", "fedavg", "--data", root, *OPTIONS[:-1], "20")
     options = json.loads((found / "config.json").read_text())["options"]
     assert options["channels"] == 2 and options["mean"].count(",") == 1, options
     final = entries_of(verify(found / "audit.jsonl"), "evaluation")[0]["sites"]
@@ -189,9 +189,7 @@ def test_contrasts_on_a_fourth_axis_and_series_of_a_study_become_channels(tmp_pa
     for name, (kind, options, file) in forms.items():
         code, said, err = call(capsys, "init", tmp_path / name, *kind, "--yes")
         assert not code and "channels:   2" in said, err
-        found = run(
-            tmp_path / f"{name}-run", "fedavg", "--data", tmp_path / name, *options, "--rounds", "1", "--no-solo"
-        )
+        found = run(tmp_path / f"{name}-run", "fedavg", "--data", tmp_path / name, *options, "--rounds", "1")
         assert json.loads((found / "config.json").read_text())["options"]["channels"] == 2
         code, _, said = call(capsys, "predict", found, tmp_path / name / SITES[0], "--out", tmp_path / f"{name}-p")
         answers = rows(tmp_path / f"{name}-p")

@@ -86,10 +86,7 @@ def test_workers_make_the_same_bits(method, values, tmp_path):
     assert one == two
 
 
-@pytest.mark.parametrize(
-    "method, values",
-    [("echo", {})],
-)
+@pytest.mark.parametrize("method, values", [("echo", {})])
 def test_plugins_make_the_same_bits(method, values, tmp_path):
     """Tensors and numbers both ways."""
     with loaded(method):

@@ -31,6 +31,7 @@ from nvflare.fuel.f3.drivers import aio_http_driver  # noqa: F401  (and what thi
 from nvflare.fuel.utils.log_utils import LogMode
 from nvflare.job_config.api import FedJob
 from nvflare.recipe import SimEnv
+from scipy import special  # noqa: F401
 
 from fairflare.flare.compat import allow_default_classes, simulator_modules
 

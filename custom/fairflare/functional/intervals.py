@@ -248,11 +248,13 @@ def weighted_recall(right: Array, classes: npt.NDArray[np.int64], counts: Array)
 
 def weighted_auc(scores: Array, positive: npt.NDArray[np.bool_], counts: Array) -> Array:
     """(B,) area under the ROC curve, ties counted half; nan where a resample lacks one of the two kinds."""
-    order = np.argsort(scores, kind="stable")
-    first = np.flatnonzero(np.diff(scores[order], prepend=-np.inf) > 0)
-    above, below = (np.add.reduceat(counts[:, order] * kind[order], first, axis=1) for kind in (positive, ~positive))
-    wins = (above * (np.cumsum(below, axis=1) - below / 2)).sum(axis=1)
-    return _divided(wins, above.sum(axis=1) * below.sum(axis=1))
+    own, others = np.flatnonzero(positive), np.flatnonzero(~positive)
+    others = others[np.argsort(scores[others], kind="stable")]
+    cases, below = counts.take(own, axis=1), np.zeros((len(counts), len(others) + 1))
+    np.cumsum(counts.take(others, axis=1), axis=1, out=below[:, 1:])
+    # Twice the others below each case, those level with it once: whole numbers, so that no order of the sums matters.
+    first, last = (below.take(np.searchsorted(scores[others], scores[own], side), axis=1) for side in ("left", "right"))
+    return _divided((cases * (first + last)).sum(axis=1) / 2, cases.sum(axis=1) * below[:, -1])
 
 
 def weighted_average_precision(scores: Array, positive: npt.NDArray[np.bool_], counts: Array) -> Array:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import typing
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -261,14 +261,17 @@ class Task(ABC):
         """Those that groups of patients have too."""
         return tuple(one.name for one in self.kind.of_groups(self.classes))
 
-    def measured(self, outputs: Tensor, targets: Tensor, counts: Array) -> dict[str, Array]:
-        """``measures`` and ``group_measures`` of condensed outputs (finite) for many resamples of the cases at once.
+    def measured(
+        self, outputs: Tensor, targets: Tensor, counts: Array, names: Iterable[str] | None = None
+    ) -> dict[str, Array]:
+        """Metrics of condensed outputs (finite) for many resamples of the cases at once.
 
         Of N cases, at least 1, ``counts`` (B, N) says how often each resample holds each; with ones the metric is that
-        of ``evaluate``. Gives metric -> (B,), nan where a resample leaves it undefined.
+        of ``evaluate``. ``names``: by default ``measures`` and ``group_measures``. Gives metric -> (B,), nan where a
+        resample leaves it undefined.
         """
         cases = self.kind.cases(outputs, targets, self.classes)
-        names = dict.fromkeys((*self.measures, *self.group_measures))
+        names = dict.fromkeys((*self.measures, *self.group_measures) if names is None else names)
         return {name: resampled(self.metric(name), cases, counts) for name in names}
 
     def enough(self, name: str, targets: Tensor, least: int) -> bool:

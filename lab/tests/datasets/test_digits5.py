@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from cases import each
+from command_line import call
 from digit_tree import label_of, write_files
-from fairflare.cli.main import main
 from fairflare.core.errors import DataError, MissingData, UserError
 from fairflare.core.types import Training
 from fairflare.data.site_config import SiteConfig
@@ -22,13 +22,6 @@ from fairflare_lab.datasets.digits5 import DOMAINS, Digits5
 from fairflare_lab.datasets.domains import CroppedData
 
 TINY = dict(n_sites=8, share=0.1)
-
-
-def call(capsys, *arguments):
-    with pytest.raises(SystemExit) as stop:
-        main([str(a) for a in arguments])
-    streams = capsys.readouterr()
-    return stop.value.code, streams.out, streams.err
 
 
 @pytest.fixture(scope="module")

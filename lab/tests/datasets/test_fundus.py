@@ -10,7 +10,7 @@ import torch
 from PIL import Image
 
 from cases import each
-from fairflare.cli.main import main
+from command_line import call
 from fairflare.core.errors import DataError, MissingData, UserError
 from fairflare.data.site_config import SiteConfig
 from fairflare.engine.setup.tasks import every, load
@@ -19,13 +19,6 @@ from fairflare_lab.datasets.fundus import DOMAINS, Fundus
 
 N_TRAIN, N_TEST = 10, 4
 SITES = ("ORIGA", "BinRushed", "Magrabia")
-
-
-def call(capsys, *arguments):
-    with pytest.raises(SystemExit) as stop:
-        main([str(a) for a in arguments])
-    streams = capsys.readouterr()
-    return stop.value.code, streams.out, streams.err
 
 
 def photograph(rng):

@@ -12,7 +12,7 @@ import torch
 from PIL import Image
 
 from cases import each
-from fairflare.cli.main import main
+from command_line import call
 from fairflare.core.errors import DataError, MissingData, UserError
 from fairflare.core.findings import CODES
 from fairflare.core.types import Training
@@ -28,13 +28,6 @@ DSLR = (12, 21, 12, 13, 10, 24, 22, 12, 8, 23)
 """Images per class; the smallest domain of the data set."""
 SIZES = {"caltech": (14,) * 10, "amazon": (13,) * 10, "webcam": (16,) * 10, "dslr": DSLR}
 TINY = dict(n_sites=8, share=0.2, size=32)
-
-
-def call(capsys, *arguments):
-    with pytest.raises(SystemExit) as stop:
-        main([str(a) for a in arguments])
-    streams = capsys.readouterr()
-    return stop.value.code, streams.out, streams.err
 
 
 def write(root, order=1):

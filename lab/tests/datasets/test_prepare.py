@@ -11,7 +11,7 @@ import pytest
 import torch
 from PIL import Image
 
-from fairflare.cli.main import main
+from command_line import call
 from fairflare.core.errors import DataError, MissingData, UserError
 from fairflare.data.readers.datalist import Item
 from fairflare.data.readers.pictures import Reader
@@ -85,13 +85,6 @@ class Alone(Eyes):
 
     def items(self, root, site):
         return {split: part[:1] for split, part in super().items(root, site).items()}
-
-
-def call(capsys, *arguments):
-    with pytest.raises(SystemExit) as stop:
-        main([str(a) for a in arguments])
-    streams = capsys.readouterr()
-    return stop.value.code, streams.out, streams.err
 
 
 def own_task(dest, told):

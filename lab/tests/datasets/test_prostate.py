@@ -13,7 +13,7 @@ import torch
 from PIL import Image
 
 from cases import each
-from fairflare.cli.main import main
+from command_line import call
 from fairflare.core.errors import DataError, MissingData, UserError
 from fairflare.core.types import Training
 from fairflare.data.site_config import SiteConfig
@@ -24,13 +24,6 @@ from fairflare_lab.datasets.prostate import FED_CE, SAML, GreyMaskReader, Prosta
 
 EDGE, DEPTH, CASES = 32, 5, 6
 FOREGROUND = (1, 2, 3)
-
-
-def call(capsys, *arguments):
-    with pytest.raises(SystemExit) as stop:
-        main([str(a) for a in arguments])
-    streams = capsys.readouterr()
-    return stop.value.code, streams.out, streams.err
 
 
 def volume(rng, n_slices=DEPTH):
@@ -236,13 +229,7 @@ def test_too_few_cases(saml, tmp_path):
 def test_the_papers_settings():
     paper, fedce = (every()["prostate"].presets[name] for name in ("paper", "paper-fedce"))
     assert paper.training == Training(
-        rounds=200,
-        batch_size=8,
-        optimizer="adam",
-        lr=1e-3,
-        weight_decay=1e-4,
-        adam_beta2=0.99,
-        keep_optimizer=True,
+        rounds=200, batch_size=8, optimizer="adam", lr=1e-3, weight_decay=1e-4, adam_beta2=0.99, keep_optimizer=True
     )
     assert fedce.training == dataclasses.replace(paper.training, weight_decay=0.0)
     a, b = load("prostate", "paper"), load("prostate", "paper-fedce")

@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 
 from cases import each
-from fairflare.cli.main import main
+from command_line import call
 from fairflare.core.errors import DataError, MissingData, UserError
 from fairflare.core.findings import CODES
 from fairflare.engine.setup.tasks import load
@@ -262,13 +262,6 @@ def test_networks_take_what_the_site_gives(root):
         inputs, targets, _ = next(task.site_data("site-4").training(4, 0))
         outputs = task.network()(inputs)
         assert outputs.shape == (4, 5) and set(task.evaluate(outputs.detach(), targets)) <= {*task.metrics, "loss"}
-
-
-def call(capsys, *arguments):
-    with pytest.raises(SystemExit) as stop:
-        main([str(a) for a in arguments])
-    streams = capsys.readouterr()
-    return stop.value.code, streams.out, streams.err
 
 
 def test_a_run_from_the_command_line(root, tmp_path, capsys):

@@ -60,10 +60,7 @@ def test_centred_gaps(key):
     kind, _, metric = key.partition("_")
     metric, _, step = metric.partition("_d")
     rule = GeneralizationAdjustment(
-        "feddg-ga",
-        step=float(step or DG["d"]),
-        gap="loss" if metric == "loss" else "error",
-        variant=kind,
+        "feddg-ga", step=float(step or DG["d"]), gap="loss" if metric == "loss" else "error", variant=kind
     )
     if metric == "loss":
         got = weights_of(rule, DG["before_loss"], DG["after_loss"], DG["rounds"])[1:]

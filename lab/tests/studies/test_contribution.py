@@ -8,19 +8,12 @@ import shutil
 import pytest
 
 from cases import each
-from fairflare.cli.main import main
+from command_line import call
 from fairflare.core.errors import UserError
 from fairflare.engine.audit import verify
 from fairflare.engine.setup.config import make_config
 from fairflare.engine.setup.local import run_local
 from fairflare_lab.studies.contribution import Question, contribution_of, measure_contribution
-
-
-def call(capsys, *arguments):
-    with pytest.raises(SystemExit) as stop:
-        main([str(a) for a in arguments])
-    streams = capsys.readouterr()
-    return stop.value.code, streams.out, streams.err
 
 
 def test_leave_one_out_goes_on_where_it_stopped(tmp_path, capsys):

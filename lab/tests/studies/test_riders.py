@@ -6,7 +6,7 @@ import json
 import pytest
 import torch
 
-from fairflare.cli.main import main
+from command_line import call
 from fairflare.core.schema import Answer, Instruction
 from fairflare.core.types import Round
 from fairflare_lab.studies.free_riders import DETECTORS, FIRST_STEP, Riding, marked, rate, rates, rider_of, rider_tables
@@ -113,13 +113,6 @@ def test_rates_count_found_and_accused():
     (table,) = rider_tables({"methods": [{"label": "fedavg", "kinds": kinds}]})
     cells = table.rows[0].cells
     assert cells["norm-found"].words == "1 of 2" and cells["rule-found"].words == "\N{EN DASH}"
-
-
-def call(capsys, *arguments):
-    with pytest.raises(SystemExit) as stop:
-        main([str(a) for a in arguments])
-    streams = capsys.readouterr()
-    return stop.value.code, streams.out, streams.err
 
 
 @pytest.mark.slow

@@ -203,10 +203,7 @@ def test_a_site_configuration_finds_the_sites_data(tmp_path):
 @each(
     "text, message",
     [
-        (
-            "datalists: x",
-            r"unknown key 'datalists'; did you mean datalist\?",
-        ),
+        ("datalists: x", r"unknown key 'datalists'; did you mean datalist\?"),
         ("min_count: -1", "min_count: expected a whole number from 0 to 1000000, got -1"),
         ("batch_size: 1", "batch_size: expected a whole number from 2 to 65536, got 1"),
         ("num_workers: null", "num_workers: expected a whole number, got None"),

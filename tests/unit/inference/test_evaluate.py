@@ -29,7 +29,7 @@ def tables(tmp_path_factory):
 @pytest.fixture(scope="module")
 def table_run(tables, tmp_path_factory):
     folder = tmp_path_factory.mktemp("evaluate") / "table"
-    return run(folder, "fedavg", "--datalists", tables, *OWN, "--rounds", 5, "--no-solo")
+    return run(folder, "fedavg", "--datalists", tables, *OWN, "--rounds", 5)
 
 
 @pytest.fixture(scope="module")
@@ -248,7 +248,7 @@ def test_a_hospitals_own_model_is_held_against_it(table_run, hospital, tmp_path,
     home = tmp_path / "home"
     write_hospital(home / "harbour.csv", seed=5)
     write_hospital(home / "second.csv", seed=6)
-    own = run(tmp_path / "own", "fedavg", "--datalists", home, *OWN, "--rounds", 2, "--no-solo")
+    own = run(tmp_path / "own", "fedavg", "--datalists", home, *OWN, "--rounds", 2)
     content, said = evaluated(capsys, table_run, hospital, "--own", own, out=tmp_path / "e")
     alone, _ = evaluated(capsys, own, hospital, "--name", "harbour new", out=tmp_path / "a")
     pair = content["sites"]["harbour"]["own"]
@@ -356,7 +356,7 @@ def write_test_rows(folder):
 
 def test_sites_that_never_trained_evaluate_the_whole_of_a_network_with_adapters(tables, tmp_path, capsys):
     pytest.importorskip("peft")
-    tuned = ["--set", "model=mlp", "--tune", "lora", "--set", "tune_rank=1", "--rounds", 2, "--no-solo"]
+    tuned = ["--set", "model=mlp", "--tune", "lora", "--set", "tune_rank=1", "--rounds", 2]
     trained = run(tmp_path / "run", "fedavg", "--datalists", tables, *OWN, *tuned)
     write_test_rows(tmp_path / "new")
     content, _ = evaluated(capsys, trained, tmp_path / "new", out=tmp_path / "here")

@@ -116,10 +116,7 @@ def inputs(rounds):
         "noise 3": {"corrupted": True, "n": 40, "metrics": _metrics(0.5)},
     }
     scores = {"event": "scores", "round": 4, "model_sha256": "model-4", "test_sets": sets}
-    return {
-        "config": _config() | {"about": about},
-        "entries": _chained([start, *rounds, scores, evaluation, finish]),
-    }
+    return {"config": _config() | {"about": about}, "entries": _chained([start, *rounds, scores, evaluation, finish])}
 
 
 @pytest.fixture

@@ -101,10 +101,7 @@ def test_failed_runs_are_left_out_with_a_note(make_run, summary, failed_inputs):
 
 @pytest.mark.parametrize(
     ("change", "message"),
-    [
-        ({"task": "isic"}, "the task of B"),
-        ({"options": {"severity": 1}}, "the options of the task of B"),
-    ],
+    [({"task": "isic"}, "the task of B"), ({"options": {"severity": 1}}, "the options of the task of B")],
 )
 def test_runs_on_other_data_are_refused(make_run, change, message):
     with pytest.raises(UserError, match=message) as refusal:

@@ -97,12 +97,7 @@ def test_the_verdict_of_several_methods_is_holms(make_run, runs):
     assert told["B", "Worst site"] == "p above 0.05" and "interval includes zero" in told.values()
     said, page = differences(three), render_compare(three)
     assert said[-1].endswith("With 3 seeds that p is never so small: 7 seeds are needed to tell any.")
-    for written in (
-        " ".join(said),
-        page,
-        as_markdown(three, "command", {}),
-        quantities_as_csv(three),
-    ):
+    for written in (" ".join(said), page, as_markdown(three, "command", {}), quantities_as_csv(three)):
         assert not re.search(r"is (better|worse) than|[|,&>] ?(better|worse)\b", written)
         assert "Holm" in written or "p_holm" in written
     seeds = range(8)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from bs4 import BeautifulSoup
 
-from fairflare.cli.main import main
+from command_line import succeed as call
 from fairflare.engine.in_process import InProcess
 from fairflare.report.values import answer
 
@@ -20,12 +20,6 @@ QUESTIONS = [re.findall(r"`([^`]+)`", line) for line in TABLE.splitlines() if li
 FAST = ["--set", "batch_size=128", "--set", "lr=0.3"]
 SITES = {"North": 1, "South": 1, "East": 1, "West": -1}
 pytestmark = pytest.mark.slow
-
-
-def call(*words):
-    with pytest.raises(SystemExit) as stop:
-        main([str(word) for word in words])
-    assert not stop.value.code, words
 
 
 @pytest.fixture(scope="module")
