@@ -17,6 +17,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import ClassVar, Literal, NamedTuple, TypeAlias
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from fairflare.core.execution import no_grad
@@ -35,17 +37,20 @@ Estimator = Literal["unbiased", "biased"]
 
 
 class Compact(NamedTuple):
-    """Centred features X (n, p) of one batch as linear HSIC needs it, in float64: X itself where p < n, else X X^T."""
+    """Centred features X (n, p) of one batch as linear HSIC needs it, in float64: X itself where p < n, else X X^T.
 
-    matrix: torch.Tensor
+    On small matrices NumPy takes a tenth of the time.
+    """
+
+    matrix: npt.NDArray[np.float64]
     is_gram: bool
 
     @property
-    def diagonal(self) -> torch.Tensor:
+    def diagonal(self) -> npt.NDArray[np.float64]:
         """float64 (n,): squared norms of the rows."""
-        return self.matrix.diagonal() if self.is_gram else self.matrix.square().sum(1)
+        return self.matrix.diagonal() if self.is_gram else np.square(self.matrix).sum(1)
 
-    def full(self) -> torch.Tensor:
+    def full(self) -> npt.NDArray[np.float64]:
         """float64 (n, n): X X^T."""
         return self.matrix if self.is_gram else self.matrix @ self.matrix.T
 
@@ -59,14 +64,14 @@ def compact(features: torch.Tensor) -> Compact:
     flat = features.detach().flatten(1)
     n, p = flat.shape
     if p < n:
-        rows = flat.double()
-        return Compact((rows - rows.mean(0)).cpu(), is_gram=False)
+        rows = flat.double().cpu().numpy()
+        return Compact(rows - rows.mean(0), is_gram=False)
     gram = torch.zeros(n, n, dtype=torch.float64, device=flat.device)
     for block in torch.split(flat, COLUMNS, dim=1):
         block = block.to(torch.promote_types(block.dtype, torch.float32))
         centred = block - block.mean(0)
         gram += (centred @ centred.T).double()
-    return Compact(gram.cpu(), is_gram=True)
+    return Compact(gram.cpu().numpy(), is_gram=True)
 
 
 def joined(a: Compact, b: Compact) -> Compact:
@@ -83,7 +88,7 @@ def hsic(a: Compact, b: Compact, estimator: Estimator) -> float:
     if a.is_gram or b.is_gram:
         inner = float((a.full() * b.full()).sum())
     else:
-        inner = float((a.matrix.T @ b.matrix).square().sum())
+        inner = float(np.square(a.matrix.T @ b.matrix).sum())
     k, l = a.diagonal, b.diagonal  # noqa: E741  (the literature's names)
     n = len(k)
     if estimator == "biased":

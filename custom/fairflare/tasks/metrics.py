@@ -52,6 +52,9 @@ def auc_ovo(wins: np.ndarray, sizes: np.ndarray) -> float | None:
 
     Of ``wins`` (C, C) and the examples of each class (C,); None when fewer than two classes are present.
     """
+    if len(sizes) == 2 and sizes.all():  # nearly always, and the general way takes ten times as long
+        pairs = float(sizes[0] * sizes[1])
+        return float(wins[0, 1] / pairs + wins[1, 0] / pairs) / 2
     present = np.flatnonzero(sizes)
     one, other = (present[places] for places in np.triu_indices(len(present), 1))
     # Each pair, then the same the other way round: the order of the sum.
