@@ -99,10 +99,10 @@ def measured(
     found |= {f"{N}{where}": float(rows.sum()) for where, rows in chosen.items()}
     names = {where: scoring.group_measures if where else scoring.measures for where in chosen}
     once = np.ones((1, pair.n))
-    points = {kind: _values(scoring, of, once, chosen, names) for kind, of in _both(pair)}
+    points = {kind: _values(scoring, of, once, chosen) for kind, of in _both(pair)}
     drawn: dict[str, list[Array]] = {}
     for counts in resamples(pair.n, DRAWS, pair.seed(seed, site), pair.patients):
-        ours, theirs = (_values(scoring, of, counts, chosen, names) for _, of in _both(pair))
+        ours, theirs = (_values(scoring, of, counts, chosen) for _, of in _both(pair))
         for key in ours:
             drawn.setdefault(key, []).append(ours[key] - theirs[key])
     for where, metrics in names.items():
@@ -127,19 +127,15 @@ def _groups(pair: Pair, groups: Sequence[str], min_count: int | None) -> dict[st
 
 
 def _values(
-    scoring: Task,
-    found: Predictions,
-    counts: Array,
-    chosen: dict[str, npt.NDArray[np.bool_]],
-    names: dict[str, tuple[str, ...]],
+    scoring: Task, found: Predictions, counts: Array, chosen: dict[str, npt.NDArray[np.bool_]]
 ) -> dict[str, Array]:
     """ "metric" or "metric/group" -> its value for each resample."""
-    outputs, targets, _ = found
-    by_group = {
-        where: scoring.measured(outputs, targets, counts * rows if where else counts, names[where])
-        for where, rows in chosen.items()
-    }
-    return {f"{metric}{where}": value for where, found in by_group.items() for metric, value in found.items()}
+    values: dict[str, Array] = {}
+    for where, rows in chosen.items():
+        names = scoring.group_measures if where else scoring.measures
+        of_group = scoring.measured(*found[:2], counts * rows if where else counts, names)
+        values |= {f"{metric}{where}": value for metric, value in of_group.items()}
+    return values
 
 
 def _told(

@@ -149,7 +149,8 @@ def main(workspace: str, threads: str) -> None:
     content = json.loads((Path(workspace) / "config.json").read_text())
     # Elsewhere forks of a process with PyTorch may crash; with a GPU the simulator is another Python, which forks none.
     if sys.platform == "linux" and not torch.cuda.device_count():
-        _import_shared(content["task"])
+        if content["task"].startswith(("bundle-", "segmentation", "volume-")) and find_spec("monai"):
+            import monai  # noqa: F401  (every site would, for seconds)
         fork_sites()
     # FLARE ends its processes on Ctrl-C only.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
@@ -163,12 +164,6 @@ def main(workspace: str, threads: str) -> None:
     # From here on the user's files are the job's: whoever runs it elsewhere has no others.
     os.environ.pop(user_code.VARIABLE, None)
     recipe.execute(_simulator(recipe.sites, int(threads), workspace))
-
-
-def _import_shared(task: str) -> None:
-    """Import once what every site of the task would import by itself, which takes seconds."""
-    if task.startswith(("bundle-", "segmentation", "volume-")) and find_spec("monai"):
-        import monai  # noqa: F401
 
 
 def _simulator(sites: list[str], threads: int, workspace: str) -> SimEnv:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import typing
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -261,17 +261,14 @@ class Task(ABC):
         """Those that groups of patients have too."""
         return tuple(one.name for one in self.kind.of_groups(self.classes))
 
-    def measured(
-        self, outputs: Tensor, targets: Tensor, counts: Array, names: Iterable[str] | None = None
-    ) -> dict[str, Array]:
-        """Metrics of condensed outputs (finite) for many resamples of the cases at once.
+    def measured(self, outputs: Tensor, targets: Tensor, counts: Array, names: Sequence[str] = ()) -> dict[str, Array]:
+        """Metrics ``names``, or all that a site is told, of condensed outputs (finite) for many resamples at once.
 
         Of N cases, at least 1, ``counts`` (B, N) says how often each resample holds each; with ones the metric is that
-        of ``evaluate``. ``names``: by default ``measures`` and ``group_measures``. Gives metric -> (B,), nan where a
-        resample leaves it undefined.
+        of ``evaluate``. Gives metric -> (B,), nan where a resample leaves it undefined.
         """
         cases = self.kind.cases(outputs, targets, self.classes)
-        names = dict.fromkeys((*self.measures, *self.group_measures) if names is None else names)
+        names = tuple(dict.fromkeys(names or (*self.measures, *self.group_measures)))
         return {name: resampled(self.metric(name), cases, counts) for name in names}
 
     def enough(self, name: str, targets: Tensor, least: int) -> bool:
