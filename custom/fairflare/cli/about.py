@@ -58,7 +58,7 @@ def describe(name: str) -> Told:
     return (found := about(name)), partial(console.settings, found)
 
 
-OWN = ("fairflare.networks.builtin", "fairflare.networks.volumes")
+OWN = ("fairflare.networks.builtin", "fairflare.networks.images", "fairflare.networks.volumes")
 """Modules that use PyTorch as soon as they are imported, where the tasks are read."""
 HEAVY = ("torch", "torch.nn", "torch.nn.functional", "numpy", *OWN)
 """A package stands before its modules."""

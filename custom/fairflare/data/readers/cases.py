@@ -8,10 +8,10 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-import numpy as np
+from numpy import array, frombuffer, int64, uint64  # all of NumPy, whose parts cannot be imported before it
 
-if TYPE_CHECKING:  # it imports all of NumPy, of which a list of tasks needs nothing
-    import numpy.typing as npt
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 NO_LABEL = "no_label"
 """Code of an entry without a label, which is no mistake."""
@@ -44,16 +44,16 @@ INSIDE = "fairflare"
 """The folder that ``fairflare init`` writes its lists to, inside the folder of the data that they are of."""
 
 
-def patients_of(columns: Mapping[str, Sequence[str]]) -> npt.NDArray[np.int64] | None:
+def patients_of(columns: Mapping[str, Sequence[str]]) -> NDArray[int64] | None:
     """int64 (N,) number of each row's patient, a row without one being another's; None: nobody has two rows."""
     names: Sequence[str] = next((columns[key] for key in PATIENTS if any(columns.get(key, ()))), ())
     places: dict[tuple[str, int], int] = {}
     cells = [(cell, -1) if cell else ("", row) for row, cell in enumerate(names)]
-    found = np.array([places.setdefault(cell, len(places)) for cell in cells], dtype=np.int64)
+    found = array([places.setdefault(cell, len(places)) for cell in cells], dtype=int64)
     return found if len(places) < len(found) else None
 
 
-def identities_of(columns: Mapping[str, Sequence[str]], key: str = "") -> npt.NDArray[np.uint64] | None:
+def identities_of(columns: Mapping[str, Sequence[str]], key: str = "") -> NDArray[uint64] | None:
     """uint64 (N,) keyed digest of each row's patient, equal at all hospitals with this ``key``; None: no row names one.
 
     A row without a patient has one of its own.
@@ -62,4 +62,4 @@ def identities_of(columns: Mapping[str, Sequence[str]], key: str = "") -> npt.ND
     secret = hashlib.sha256(key.encode()).digest()
     texts = (json.dumps(cell or row).encode() for row, cell in enumerate(names))
     digests = [hashlib.blake2b(text, digest_size=8, key=secret).digest() for text in texts]
-    return np.frombuffer(b"".join(digests), dtype=np.uint64) if digests else None
+    return frombuffer(b"".join(digests), dtype=uint64) if digests else None
