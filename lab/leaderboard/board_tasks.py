@@ -37,6 +37,8 @@ import decision_tables  # noqa: E402
 import regime_tasks  # noqa: E402
 
 SPLITS = ("test", "val", "train")
+MOST_COLUMNS, COMPONENTS = 200, 50
+"""Trees of more columns are grown on as many principal components of the site's own training patients."""
 Rows = tuple[np.ndarray, np.ndarray, np.ndarray]
 """Inputs (N, p) with nan where missing, outcomes (N,) of 0 and 1, names of sites (N,)."""
 
@@ -178,14 +180,18 @@ def alone(kind: str, value: float, parts: Parts) -> dict[str, dict[str, dict[str
     Args:
         kind: "ridge" (``value``: C of scikit-learn's logistic regression) or "trees" (learning rate of 100 trees).
     """
+    from sklearn.decomposition import PCA
     from sklearn.ensemble import HistGradientBoostingClassifier
     from sklearn.linear_model import LogisticRegression
+    from sklearn.pipeline import make_pipeline
 
     trees = {"max_leaf_nodes": 8, "min_samples_leaf": 10, "max_features": 0.2, "random_state": 0}
     task, found = Board(), dict[str, dict[str, dict[str, float]]]()
     for site, of in parts.items():
         ridge = LogisticRegression(C=value, max_iter=500)
         model: Any = ridge if kind == "ridge" else HistGradientBoostingClassifier(learning_rate=value, **trees)
+        if kind == "trees" and of["train"][0].shape[1] > MOST_COLUMNS:
+            model = make_pipeline(PCA(COMPONENTS, random_state=0), model)
         model.fit(*of["train"])
         found[site] = {}
         for split in ("val", "test"):
