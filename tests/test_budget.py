@@ -24,7 +24,7 @@ PACKAGES = {
     "decision": 2_250,
     "engine": 11_950,
     "estimators": 270,
-    "flare": 4_600,
+    "flare": 4_570,
     "functional": 2_730,
     "import_data": 5_880,
     "inference": 3_110,
@@ -41,8 +41,8 @@ PACKAGES = {
 }
 """Package or module of ``custom/fairflare`` -> the most lines that its Python files may have."""
 FOLDERS = {
-    "custom": (70_920, 35_230),
-    "tests": (62_000, None),
+    "custom": (70_890, 35_220),
+    "tests": (61_990, None),
     "lab/fairflare_lab": (14_350, None),
     "lab/tests": (11_200, None),
 }

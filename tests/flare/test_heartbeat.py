@@ -12,6 +12,7 @@ import pytest
 from test_run_ends import assert_nothing_is_left, scratches_of
 
 from fairflare.cli.main import main
+from fairflare.flare import simulate
 from fairflare.flare.simulate import PATIENCE, Heartbeat, clients
 from fairflare.report.write import verify_run
 
@@ -96,38 +97,33 @@ def test_at_the_end_of_a_run_nobody_is_missed(tmp_path, capfd):
     assert stop.value.code == 0 and ENDED not in capfd.readouterr().err
 
 
-def looked(tmp_path, one_each, seconds):
-    """A heartbeat over no processes, with a clock of its own, and the sites that it has named."""
+def looked(tmp_path, monkeypatch, *alive, during=lambda: None):
+    """The sites that a heartbeat names whose looks find ``alive``, the last of these for longer than its patience.
+
+    ``during`` happens after it has begun.
+    """
     named, clock = [], iter(range(1, 99))
-    beat = Heartbeat(2**22 - 1, tmp_path, tmp_path / "log", one_each, named.append, lambda: next(clock))
-    return beat, named, lambda: [beat.look() for _ in range(seconds)]
+    beat = Heartbeat(os.getpid(), tmp_path, named.append, lambda: next(clock))
+    during()
+    for there in (*alive, *[alive[-1]] * (int(PATIENCE) + 1)):
+        monkeypatch.setattr(simulate, "clients", lambda pid, there=there: dict.fromkeys(there))
+        beat.look()
+    return named
 
 
-def test_flares_log_names_a_site_where_processes_come_and_go(tmp_path):
-    (tmp_path / "log").write_text("ERROR - Communication error with client site-9: of an earlier command\n")
-    _, named, look = looked(tmp_path, False, int(PATIENCE) + 2)
-    look()
-    with (tmp_path / "log").open("a") as file:
-        file.write(
-            "ERROR - Subprocess died for client site-1, exit code: -9\nERROR - Communication error with client si"
-        )
-        file.flush()
-        look()
-        assert named == ["site-1"]
-        file.write("te-2: \n")
-        file.flush()
-    look(), look()
-    assert named == ["site-1", "site-2"]
+def test_a_site_is_named_once_and_not_for_one_look(tmp_path, monkeypatch):
+    assert looked(tmp_path, monkeypatch, ["a", "b"], ["a"], ["a", "b"], ["a", "b"]) == []
+    assert looked(tmp_path, monkeypatch, ["a", "b", "c"], ["c"]) == ["a", "b"]
+    assert looked(tmp_path, monkeypatch, ["a", "b"], []) == [], "all go where the simulator ends"
 
 
-def test_after_the_end_of_the_run_nobody_is_named(tmp_path):
+def test_after_the_end_of_the_run_nobody_is_named(tmp_path, monkeypatch):
     (tmp_path / "audit.jsonl").write_text('{"event": "finish"}\n')
-    _, named, look = looked(tmp_path, False, int(PATIENCE) + 2)
-    (tmp_path / "log").write_text("Communication error with client site-1: \n")
-    with (tmp_path / "audit.jsonl").open("a") as file:
-        file.write('{"event": "resume"}\n{"event": "finish"}\n')
-    look()
-    assert named == []
-    (tmp_path / "audit.jsonl").write_text('{"event": "finish"}\n{"event": "resume"}\n')
-    look()
-    assert named == ["site-1"]
+    whole, left = ["a", "b"], ["a"]
+    assert looked(tmp_path, monkeypatch, whole, left) == ["b"], "that end is of an earlier command"
+
+    def end():
+        with (tmp_path / "audit.jsonl").open("a") as file:
+            file.write('{"event": "resume"}\n{"event": "finish"}\n')
+
+    assert looked(tmp_path, monkeypatch, whole, left, during=end) == []

@@ -61,7 +61,7 @@ def test_the_simulator_s_server_and_sites_are_forks_where_there_is_no_gpu(monkey
     (tmp_path / "config.json").write_text(json.dumps(config.to_json()))
     for gpus in (0, 1):
         monkeypatch.setattr(torch.cuda, "device_count", lambda gpus=gpus: gpus)
-        simulate.main(str(tmp_path), "2")
+        simulate.main(str(tmp_path))
     copy, handlers, runner, other = ran
     assert (
         copy == "a copy to fork sites from"

@@ -6,7 +6,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import re
 import shutil
 import signal
 import subprocess
@@ -46,8 +45,6 @@ PERIOD = 1.0
 """Seconds between two looks."""
 PATIENCE = 3.0
 """Seconds for which a client's process is gone before it is named: at the end of a run all of them go."""
-DEAD = re.compile(r"(?:Subprocess died for|Communication error with) client (?P<site>[^\s,:]+)")
-"""How FLARE's log names a client whose process has ended in the middle of its work."""
 FINISH, TAIL = b'"event": "finish"', 1 << 20
 """What the line of a run's end holds, and in how many of the log's last bytes it stands."""
 
@@ -56,7 +53,6 @@ def run_simulator(
     config: RunConfig,
     folder: Path,
     sites: Sequence[str],
-    threads: int | None = None,
     watch: Callable[[Path], None] = lambda folder: None,
     lost: Callable[[str], None] = lambda site: None,
 ) -> None:
@@ -64,7 +60,6 @@ def run_simulator(
 
     Args:
         folder: an existing folder, empty or that of the same run, which is continued.
-        threads: simulator threads; one per site when None. With fewer, FLARE starts a new process per site and task.
         watch: called about twice a second with the folder where the audit log grows.
         lost: called once with each site whose process has ended while the run goes on, seconds after it has.
 
@@ -81,11 +76,11 @@ def run_simulator(
         (workspace / OWNER).write_text(os.path.abspath(folder), encoding="utf-8")
         (workspace / "config.json").write_text(json.dumps(config.to_json()))
         with (folder / LOG).open("ab") as log:
-            command = [sys.executable, "-m", __spec__.name, str(workspace), str(threads or len(sites))]
+            command = [sys.executable, "-m", __spec__.name, str(workspace)]
             child = subprocess.Popen(
                 command, stdout=log, stderr=subprocess.STDOUT, start_new_session=True, env=_environment(folder)
             )
-            heartbeat = Heartbeat(child.pid, folder, folder / LOG, (threads or len(sites)) >= len(sites), lost)
+            heartbeat = Heartbeat(child.pid, folder, lost)
             try:
                 _wait(child, folder, watch, heartbeat)
             finally:
@@ -142,7 +137,7 @@ def _family(pid: int, workspace: str) -> list[psutil.Process]:
     return list(family.values())
 
 
-def main(workspace: str, threads: str) -> None:
+def main(workspace: str) -> None:
     """The child: build the job that ``export`` would write and run it in FLARE's simulator."""
     from fairflare.flare.forked_simulator import fork_sites, reserve_ports
 
@@ -163,19 +158,19 @@ def main(workspace: str, threads: str) -> None:
     recipe.finalize()
     # From here on the user's files are the job's: whoever runs it elsewhere has no others.
     os.environ.pop(user_code.VARIABLE, None)
-    recipe.execute(_simulator(recipe.sites, int(threads), workspace))
+    recipe.execute(_simulator(recipe.sites, workspace))
 
 
-def _simulator(sites: list[str], threads: int, workspace: str) -> SimEnv:
+def _simulator(sites: list[str], workspace: str) -> SimEnv:
     """The simulator, whose server is a fork of this process unless there is a GPU: a fork cannot use one."""
     from nvflare.recipe import SimEnv
 
     from fairflare.flare.forked_simulator import ForkedSimEnv
 
     if not torch.cuda.device_count():
-        return ForkedSimEnv(clients=sites, num_threads=threads, workspace_root=workspace)
-    gpus = gpu_groups(len(sites)) if threads >= len(sites) else None
-    return SimEnv(clients=sites, num_threads=threads, gpu_config=gpus, workspace_root=workspace)
+        return ForkedSimEnv(clients=sites, num_threads=len(sites), workspace_root=workspace)
+    gpus = gpu_groups(len(sites))
+    return SimEnv(clients=sites, num_threads=len(sites), gpu_config=gpus, workspace_root=workspace)
 
 
 def gpu_groups(n_sites: int) -> str | None:
@@ -212,28 +207,22 @@ def clients(pid: int) -> dict[str, psutil.Process]:
 class Heartbeat:
     """Names each site whose process ends while the run goes on, long before FLARE's server would miss its answer.
 
-    Where every site has a process of its own for the whole run, the system's table of processes says so; where FLARE
-    starts one per site and task, its log does.
+    Every site has a process of its own for the whole run: the system's table of processes says it.
 
     Args:
         pid: of the simulator's process, from which all others descend.
-        log: FLARE's log; what it holds by now is of an earlier command.
-        one_each: whether every site has its own process.
     """
 
     def __init__(
         self,
         pid: int,
         folder: Path,
-        log: Path,
-        one_each: bool,
         tell: Callable[[str], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._pid, self._folder, self._log, self._one_each = pid, folder, log, one_each
-        self._tell, self._clock = tell, clock
-        self._read, self._begun = _size(log), {path.name: _size(path) for path in log_files(folder / AUDIT)}
-        self._known: dict[str, psutil.Process] = {}
+        self._pid, self._folder, self._tell, self._clock = pid, folder, tell, clock
+        self._begun = {path.name: path.stat().st_size for path in log_files(folder / AUDIT)}
+        self._known: set[str] = set()
         self._gone: dict[str, float] = {}
         self._looked = 0.0
 
@@ -244,29 +233,17 @@ class Heartbeat:
             return
         self._looked = now
         alive = clients(self._pid)
-        for site in self._ended(alive):
+        for site in self._known - alive.keys():
             self._gone.setdefault(site, now)
-        if self._one_each:  # a table that was read while it changed may lack a process for once
-            self._gone = {site: since for site, since in self._gone.items() if site not in alive}
+        self._known |= alive.keys()
+        # A table that was read while it changed may lack a process for once.
+        self._gone = {site: since for site, since in self._gone.items() if site not in alive}
         due = [site for site, since in self._gone.items() if since < now - PATIENCE]
-        if not due or (self._one_each and not alive) or self._finished():
+        if not due or not alive or self._finished():
             return
         for site in sorted(due):
             self._gone[site] = float("inf")
             self._tell(site)
-
-    def _ended(self, alive: dict[str, psutil.Process]) -> list[str]:
-        if self._one_each:
-            ended = [site for site in self._known if site not in alive]
-            self._known |= alive
-            return ended
-        with contextlib.suppress(OSError), self._log.open("rb") as file:
-            file.seek(self._read)
-            text = file.read()
-            whole = text.rfind(b"\n") + 1
-            self._read += whole
-            return [match["site"] for match in DEAD.finditer(text[:whole].decode(errors="replace"))]
-        return []
 
     def _finished(self) -> bool:
         """Whether this command's run has come to its end, at which all clients go."""
@@ -276,12 +253,6 @@ class Heartbeat:
             file.seek(max(begun, file.seek(0, os.SEEK_END) - TAIL))
             return FINISH in file.read()
         return False
-
-
-def _size(path: Path) -> int:
-    with contextlib.suppress(OSError):
-        return path.stat().st_size
-    return 0
 
 
 if __name__ == "__main__":
