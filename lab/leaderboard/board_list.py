@@ -17,6 +17,7 @@ draws this split, the first model and the order together, the same for all arms,
 Trees of more than 200 columns are grown on 50 principal components; this was set while HAM10000 ran, because trees of
 all its columns took ten CPU seconds a run, and before a score of its trees was looked at. All federated arms have as
 many rounds, local steps and examples in a batch. FedBN needs BatchNorm; FedAvg with the same network stands beside it.
+FedAvg with equal weights was added after all others had run, as most methods came out alike where one site is large.
 
 **Tuning.** Every arm tries the same number of values, three, on seeds 100 and 101, which are never judged. The value
 with the smallest mean over sites and seeds of the validation Brier score is taken.
@@ -99,6 +100,7 @@ ARMS = {
     "trees": Arm("trees", "alone, boosted trees", True, "trees", (0.03, 0.1, 0.3)),
     "solo": Arm("solo", "alone, FedAvg's network", True),
     FEDAVG: Arm("fedavg", "FedAvg"),
+    "equal": Arm("fedavg:weighting=uniform", "FedAvg, equal weights"),
     "fedism-plus": Arm("fedism-plus", "FedISM+"),
     "fedlwr": Arm("fedlwr", "Fed-LWR"),
     "fedheal": Arm("fedheal", "FedHEAL"),
