@@ -32,7 +32,7 @@ PACKAGES = {
     "participation": 140,
     "privacy": 2_340,
     "probes": 850,
-    "report": 6_570,
+    "report": 6_590,
     "server_optimizers": 200,
     "studies": 4_520,
     "tasks": 5_990,
@@ -41,8 +41,8 @@ PACKAGES = {
 }
 """Package or module of ``custom/fairflare`` -> the most lines that its Python files may have."""
 FOLDERS = {
-    "custom": (70_890, 35_220),
-    "tests": (61_990, None),
+    "custom": (70_910, 35_230),
+    "tests": (62_000, None),
     "lab/fairflare_lab": (14_350, None),
     "lab/tests": (11_200, None),
 }

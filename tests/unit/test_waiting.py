@@ -9,7 +9,6 @@ from fairflare.cli import main as cli
 from fairflare.cli import preflight
 from fairflare.studies import display
 from fairflare.studies.display import Counter, Progress
-from fairflare.tasks import preflight as at_site
 
 
 @pytest.fixture
@@ -80,7 +79,7 @@ def test_init_and_preflight_count_what_they_have_read(folder, monkeypatch):
     assert CliRunner().invoke(cli, ["init", str(folder), "--yes"]).exit_code == 0
     assert seen[-1] == ("files", 47) and [done for _, done in seen] == list(range(48))
     seen.clear()
-    monkeypatch.setattr(at_site, "OFTEN", 1)
+    monkeypatch.setattr("fairflare.tasks.preflight_files.OFTEN", 1)
     found = preflight.check(folder, preflight.Question(), lambda *told: seen.append(told))
     assert list(found) == ["Mayo clinic", "UCL hospital"]
     assert seen == [(site, done, 24) for site in found for done in range(1, 25)]

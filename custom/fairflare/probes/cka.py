@@ -15,10 +15,9 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
-from typing import ClassVar, Literal, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from fairflare.core.execution import no_grad
@@ -27,6 +26,9 @@ from fairflare.core.types import Batch, Cost, LocalWork, Need, Number, Outline
 from fairflare.core.validation import Few
 from fairflare.functional.blocks import LAST_ENCODER, SIMILARITY, Group, layers_of, module_of
 from fairflare.probes.base import Probe
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
 
 COLUMNS = 1 << 16
 """Features centred and multiplied at once: with 8 examples 2 MB, which stays in cache."""

@@ -11,6 +11,7 @@ import math
 
 import numpy as np
 import pytest
+from scipy import stats
 
 from cases import each
 from fairflare.report import fairness
@@ -138,3 +139,9 @@ def test_both_deviations():
     assert found["std_sample"] == pytest.approx(math.sqrt(42 / 1800), abs=1e-15)
     assert found["ddof"] == 0
     assert fairness.describe({"a": 0.4})["std_sample"] is None
+
+
+def test_the_student_quantile_is_scipys():
+    for df in (1, 2, 3, 4, 7, 10, 29, 30, 101, 466):
+        for level in (0.5, 0.9, 0.95, 0.99):
+            assert fairness.student_quantile(df, level) == pytest.approx(stats.t.ppf((1 + level) / 2, df), rel=1e-12)
