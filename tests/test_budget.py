@@ -18,7 +18,7 @@ PACKAGES = {
     "api": 840,
     "cli": 3_100,
     "client": 70,
-    "core": 4_180,
+    "core": 4_190,
     "data": 4_350,
     "datasets": 1_020,
     "decision": 2_250,
@@ -41,7 +41,7 @@ PACKAGES = {
 }
 """Package or module of ``custom/fairflare`` -> the most lines that its Python files may have."""
 FOLDERS = {
-    "custom": (70_910, 35_230),
+    "custom": (70_920, 35_230),
     "tests": (62_000, None),
     "lab/fairflare_lab": (14_350, None),
     "lab/tests": (11_200, None),

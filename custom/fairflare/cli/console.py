@@ -88,8 +88,7 @@ def _entry(name: str, text: str) -> None:
 
 
 def _indented(*texts: str) -> None:
-    for text in texts:
-        out.print(Padding(escape(text), (0, 0, 0, 4)))
+    out.print(*(Padding(escape(text), (0, 0, 0, 4)) for text in texts))
 
 
 def findings(found: Mapping[str, Sequence[Finding]], several: bool) -> None:
