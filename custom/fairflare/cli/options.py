@@ -21,8 +21,7 @@ from fairflare.core.lab import CACHE
 from fairflare.core.settings import parse_pairs
 from fairflare.core.validation import shown
 from fairflare.studies import display
-from fairflare.studies.labels import at_most, environment
-from fairflare.studies.run_file import MOST_WORKERS
+from fairflare.studies.labels import MOST_WORKERS, at_most, environment
 
 
 class AnyPath(click.Path):

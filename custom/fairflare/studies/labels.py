@@ -28,6 +28,8 @@ LONGEST_BYTES = 200
 """Of them in UTF-8; a file system takes 255 in all."""
 MOST_RUNS = 1000
 """Of methods, of seeds, and of combinations of a grid in one comparison."""
+MOST_WORKERS = 1024
+"""Processes that may be asked for."""
 OWNERS = frozenset({"rule", "trainer", "probe", "select", "server", "train", "task", "after", "run"})
 """Owners of settings, whose values may stand below them, as in ``config.json``."""
 

@@ -25,7 +25,7 @@ from fairflare.core import user_code
 from fairflare.core.errors import UserError
 from fairflare.core.settings import nested, parse_pairs
 from fairflare.core.validation import SITE, Range, Seed, expected, refused, shown, unlisted
-from fairflare.studies.labels import RUN_FILE, as_text, flat_settings
+from fairflare.studies.labels import MOST_WORKERS, RUN_FILE, as_text, flat_settings
 from fairflare.studies.plain_yaml import SUFFIXES, read_yaml
 from fairflare.tasks.forms import FORMS
 
@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from fairflare.engine.setup.config import RunConfig
 
 DAY = 86400.0
-MOST_WORKERS = 1024
 ROBUST = {"robust": "mixed"}
 """The run's setting that ``robust`` stands for."""
 Values = Mapping[str, str]
