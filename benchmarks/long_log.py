@@ -121,14 +121,14 @@ def extend(folder: Path, last: int, generator: random.Random) -> tuple[int, floa
             lost = generator.choice(sorted(entry["accepted"]))
             del entry["accepted"][lost]
             entry["rejected"] = {lost: {"code": "no_answer", "detail": "simulated"}}
-    blocks = dict[int, tuple[dict[str, Any], bytes, int]]()
+    blocks = dict[int, tuple[dict[str, Any], bytes]]()
 
-    def again(entry: dict[str, Any]) -> tuple[dict[str, Any], bytes, int]:
+    def again(entry: dict[str, Any]) -> tuple[dict[str, Any], bytes]:
         place = entry["round"] % DIFFERENT
-        line, packed, size = blocks.setdefault(place, ({}, b"", 0))
+        line, packed = blocks.setdefault(place, ({}, b""))
         if not line:
-            line, packed, size = blocks[place] = parted(entry)
-        return {key: entry.get(key, value) for key, value in line.items()}, packed, size
+            line, packed = blocks[place] = parted(entry)
+        return {key: entry.get(key, value) for key, value in line.items()}, packed
 
     with mock.patch("os.fsync"), mock.patch.object(audit, "_parted", again):  # no power cut, and each block packed once
         for number in range(form["round"] + 1, last + 1):

@@ -22,7 +22,7 @@ PACKAGES = {
     "data": 4_350,
     "datasets": 1_020,
     "decision": 2_250,
-    "engine": 11_950,
+    "engine": 11_920,
     "estimators": 270,
     "flare": 4_570,
     "functional": 2_730,
@@ -41,7 +41,7 @@ PACKAGES = {
 }
 """Package or module of ``custom/fairflare`` -> the most lines that its Python files may have."""
 FOLDERS = {
-    "custom": (70_920, 35_230),
+    "custom": (70_880, 35_210),
     "tests": (62_000, None),
     "lab/fairflare_lab": (14_350, None),
     "lab/tests": (11_200, None),

@@ -11,7 +11,6 @@ the page from the results. Runs of one arm that differ in the seed alone are tra
 from __future__ import annotations
 
 import argparse
-import csv
 import json
 import os
 import shutil
@@ -27,6 +26,7 @@ import board_tasks  # which finds the bench of regimes
 import regime_run
 import torch
 from board_list import ARMS, SOURCES, Arm, Source
+from regime_run import Late, keep, write
 from threadpoolctl import threadpool_limits
 
 from fairflare.core.manifest import all_versions
@@ -44,10 +44,6 @@ WORST = {"brier_loss": 1.0, "calibration_error": 1.0, "auc": 0.0, "loss": 20.0}
 """What a model that diverged gets."""
 Run = Mapping[str, Any]
 """Content of a kept file: "sites" site -> split -> metrics, and "cpu_seconds"."""
-
-
-class Late(Exception):
-    """No run is begun after the time that was given."""
 
 
 class Bench:
@@ -157,13 +153,6 @@ def read(of: Mapping[str, Any]) -> dict[str, dict[str, float]]:
     return {split: {name: of[split].get(name, worst) for name, worst in WORST.items()} for split in ("val", "test")}
 
 
-def keep(path: Path, content: Any) -> None:
-    """Write ``content`` to ``path``, whole or not at all."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    (scratch := path.with_suffix(".part")).write_text(json.dumps(content), encoding="utf-8")
-    os.replace(scratch, path)
-
-
 def collect(bench: Bench, results: Path, sources: Iterable[str]) -> None:
     """What has ended of these tasks: a row per task, arm, seed and site, and what each arm has tried."""
     values, tried = [], []
@@ -200,12 +189,6 @@ def commit() -> str:
         ["git", "log", "-1", "--format=%h", "--", "board_list.py"], cwd=HERE, capture_output=True, text=True
     )
     return done.stdout.strip()
-
-
-def write(path: Path, heads: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("w", newline="", encoding="utf-8") as file:
-        csv.writer(file, lineterminator="\n").writerows([heads, *rows])
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -296,7 +296,7 @@ def rows_of(path: Path) -> list[list[str]]:
 
 
 def write(path: Path, heads: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
-    path.parent.mkdir(exist_ok=True)
+    path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w", newline="", encoding="utf-8") as file:
         csv.writer(file, lineterminator="\n").writerows([heads, *rows])
 

@@ -35,8 +35,6 @@ LONG_LINE, LONG_PART = 1 << 15, 1 << 10
 """Bytes of a line from which its parts of so many bytes go into columns: a round of some sixty sites."""
 MAX_LINE = 1 << 26
 """Bytes of a line."""
-AT_ONCE = 1 << 20
-"""Bytes of a line up to which its text is made in one call; in pieces it takes less memory and more time."""
 MAX_SEGMENT = 1 << 26
 """Bytes of lines, or of columns, from which on a new segment begins."""
 Entry = dict[str, Any]
@@ -160,9 +158,9 @@ class AuditLog:
         now = datetime.now(timezone.utc).isoformat(timespec="milliseconds")
         seq, head = (self.last["seq"] + 1, self.last["hash"]) if self.first else (0, GENESIS)
         entry = {"seq": seq, "time": now, "event": event, **content, "prev": head}
-        line, columns, size = _parted(entry)
-        entry["hash"] = line["hash"] = entry_hash(line, size)
-        data = (_text(line, size) + "\n").encode()
+        line, columns = _parted(entry)
+        entry["hash"] = line["hash"] = entry_hash(line)
+        data = (PLAIN.encode(line) + "\n").encode()
         if len(data) > MAX_LINE:
             raise UserError(f"{self.path.name}: expected at most {MAX_LINE} bytes in a line, got {len(data)}: {event}")
         path, end = log_files.segment(self.path, self._end.segment), self._end
@@ -206,17 +204,17 @@ def _write(path: Path, data: bytes, at: int) -> None:
             raise naming(error, path)  # noqa: B904  # the same error
 
 
-def _parted(entry: Entry) -> tuple[Entry, bytes, int]:
-    """A long entry's line, the block that its long parts make, and about the bytes of the line; a short one as it is.
+def _parted(entry: Entry) -> tuple[Entry, bytes]:
+    """A long entry's line, and the block that its long parts make; a short entry as it is.
 
     Raises ValueError for what is no JSON, UserError where the block could not be read again.
     """
     if COLUMNS in entry:
         raise ValueError(f"{COLUMNS}: expected another name for a part of an entry")
     texts = {key: PLAIN.encode(value) for key, value in entry.items()}
-    long, size = [key for key, text in texts.items() if len(text) >= LONG_PART], sum(map(len, texts.values()))
-    if size < LONG_LINE or not long:
-        return dict(entry), b"", size
+    long = [key for key, text in texts.items() if len(text) >= LONG_PART]
+    if sum(map(len, texts.values())) < LONG_LINE or not long:
+        return dict(entry), b""
     try:
         packed = log_files.pack({key: json.loads(texts[key]) for key in long})
     except ValueError as error:
@@ -225,7 +223,7 @@ def _parted(entry: Entry) -> tuple[Entry, bytes, int]:
     line = Entry()
     for key, value in entry.items():
         line |= about if key == long[0] else {} if key in long else {key: value}
-    return line, packed, size - sum(len(texts[key]) for key in long)
+    return line, packed
 
 
 def is_begun(path: Path) -> bool:
@@ -276,13 +274,10 @@ class Tail:
             self._place = _Place(place.segment + 1, 0, 0)
 
 
-def entry_hash(line: Mapping[str, Any], size: int = 0) -> str:
-    """SHA-256 over the line, of about ``size`` bytes, without its own hash, as canonical JSON."""
+def entry_hash(line: Mapping[str, Any]) -> str:
+    """SHA-256 over the line without its own hash, as canonical JSON."""
     content = {key: value for key, value in line.items() if key != "hash"}
-    digest = hashlib.sha256()
-    for piece in _pieces(content, CANONICAL, DEPTH if size > AT_ONCE else 0):
-        digest.update(piece.encode())
-    return digest.hexdigest()
+    return hashlib.sha256(CANONICAL.encode(content).encode()).hexdigest()
 
 
 class _Segment:
@@ -310,7 +305,7 @@ class _Segment:
     def parsed(self, line: bytes, where: str) -> Entry:
         """A whole line as JSON; raises UserError unless it is as it was written."""
         entry = _entry(line[:-1], where)
-        if entry.get("hash") != entry_hash(entry, len(line)):
+        if entry.get("hash") != entry_hash(entry):
             raise _broken(where)
         return entry
 
@@ -391,7 +386,7 @@ def _entry(line: bytes, where: str) -> Entry:
     if not isinstance(entry, dict):
         raise UserError(f"{where} is not a JSON object")
     try:
-        written = _text(entry, len(line)).encode()
+        written = PLAIN.encode(entry).encode()
     except (ValueError, RecursionError):
         written = b""
     # A second key of the same name or a space more would leave the parsed entry, and so its hash, as it was.
@@ -403,24 +398,3 @@ def _entry(line: bytes, where: str) -> Entry:
 def _broken(where: str, why: str = "it or a line before it was changed") -> UserError:
     name, _, line = where.rpartition(": ")
     return UserError(f"{name}: the chain is broken at {line}: {why}")
-
-
-def _text(entry: Mapping[str, Any], size: int) -> str:
-    return "".join(_pieces(entry, PLAIN, DEPTH if size > AT_ONCE else 0))
-
-
-DEPTH = 3
-"""Mappings inside each other that ``_pieces`` takes apart."""
-
-
-def _pieces(value: Any, form: json.JSONEncoder, depth: int) -> Iterator[str]:
-    """What ``form`` makes of ``value``, mapping by mapping: all at once it needs several times the text's memory."""
-    if not depth or type(value) is not dict or not value or not all(type(key) is str for key in value):
-        yield form.encode(value)
-        return
-    before = "{"
-    for key, item in sorted(value.items()) if form.sort_keys else value.items():
-        yield before + form.encode(key) + form.key_separator
-        yield from _pieces(item, form, depth - 1)
-        before = form.item_separator
-    yield "}"

@@ -71,8 +71,6 @@ def silent(asked: Iterable[str], answers: Sequence[schema.Answer]) -> list[Rejec
 
 def is_number(value: Any) -> bool:
     """A real number (numpy's included) that fits a float; not a bool and not text."""
-    if type(value) is float:  # nearly always, and the general question takes long
-        return True
     if not isinstance(value, numbers.Real) or isinstance(value, bool):
         return False
     try:

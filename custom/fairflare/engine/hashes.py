@@ -41,9 +41,7 @@ def state_hash(state: Mapping[str, Any]) -> str:
 
 
 def _feed(update: Callable[[Any], None], value: Any) -> None:
-    if type(value) is float:  # nearly always, and the other questions take long
-        update(b"float " + struct.pack(">d", value))
-    elif isinstance(value, Mapping):
+    if isinstance(value, Mapping):
         update(f"mapping {len(value)};".encode())
         for key, item in value.items():
             _feed(update, key)

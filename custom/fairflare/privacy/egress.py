@@ -209,8 +209,7 @@ def _check_numbers(what: str, found: Any, ranges: Mapping[str, Sequence[float]])
     _check_names(what, found, ranges)
     for name, value in found.items():
         low, high = ranges[name]
-        plain = type(value) in (float, int)  # nearly always, and the general question takes long
-        if not plain and (isinstance(value, bool) or not isinstance(value, numbers.Real)) or not math.isfinite(value):
+        if isinstance(value, bool) or not isinstance(value, numbers.Real) or not math.isfinite(value):
             raise EgressRefused(f"{what} {name}: not a finite number")
         if not low <= float(value) <= high:
             raise EgressRefused(f"{what} {name}: outside {low:g} to {high:g}")

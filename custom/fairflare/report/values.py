@@ -28,8 +28,6 @@ MISSING = "\N{EN DASH}"
 
 def number(value: Any) -> float | None:
     """``value`` as a finite float; None for anything else (missing, text, truth values, NaN, infinity)."""
-    if type(value) is float:  # nearly always
-        return value if math.isfinite(value) else None
     if isinstance(value, (bool, str)) or value is None:
         return None
     try:

@@ -141,13 +141,13 @@ def _regression(task: Task, data: SiteData) -> Answers | None:
     x, shape = x.double(), (len(known) if len(known) > 2 else 1, x.shape[1] + 1)
     weights = torch.zeros(shape, dtype=torch.float64, requires_grad=True)
 
-    def scores(inputs: Tensor, weights: Tensor) -> Tensor:
+    def scores(inputs: Tensor) -> Tensor:
         found = F.linear(inputs, weights[:, :-1], weights[:, -1])
         return found if len(known) > 2 else F.pad(found, (1, 0))
 
     @torch.enable_grad()
     def loss() -> float:
-        found = F.cross_entropy(scores(x, weights), y) + weights[:, :-1].square().sum() / (2 * len(x))
+        found = F.cross_entropy(scores(x), y) + weights[:, :-1].square().sum() / (2 * len(x))
         (weights.grad,) = torch.autograd.grad(found, weights)
         return found.item()
 
@@ -158,7 +158,7 @@ def _regression(task: Task, data: SiteData) -> Answers | None:
 
     def answers(inputs: Tensor) -> Tensor:
         found = torch.full((len(inputs), len(task.classes)), -SURE)
-        found[:, known] = scores(inputs.double(), weights).log_softmax(1).clamp(min=-SURE).float()
+        found[:, known] = scores(inputs.double()).log_softmax(1).clamp(min=-SURE).float()
         return found
 
     return answers
