@@ -23,6 +23,7 @@ from fairflare.core.errors import DataError, UserError
 from fairflare.core.validation import SHA256, expected, shown, some
 from fairflare.data.inputs import NAME, Pooling
 from fairflare.data.readers.cases import PREFIX, SIGN
+from fairflare.data.readers.files import FileSplit as FileSplit
 from fairflare.data.readers.limits import check
 from fairflare.data.site_config import SiteConfig
 
