@@ -6,11 +6,13 @@ import itertools
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch import nn
 
 from cases import each
 from fairflare.core.errors import UserError
 from fairflare.core.types import LocalWork, Round, Training
+from fairflare.engine.alone import Alone
 from fairflare.engine.audit import verify
 from fairflare.engine.hashes import model_hash
 from fairflare.engine.setup.config import RunConfig, make_config
@@ -138,6 +140,22 @@ def test_a_run_ends_within_the_stated_tolerance(tmp_path, method_values):
             assert found["metrics"]["train_loss"] == pytest.approx(
                 stacked["accepted"][site]["metrics"]["train_loss"], rel=1e-4
             )
+
+
+@each("values", [{}, {"train.local_steps": "4"}, {"trainer": "gsam"}], ids=str)
+def test_models_of_sites_alone_end_within_the_stated_tolerance(tmp_path, values, monkeypatch):
+    by_itself = []
+    monkeypatch.setattr(Alone, "_round", lambda self, train, do=Alone._round: by_itself.append(self) or do(self, train))
+    for name, stacked in (("a", "false"), ("b", "true")):
+        run(tmp_path / name, solo="true", stacked=stacked, **values)
+        assert bool(by_itself) == (stacked == "false")
+        by_itself.clear()
+    files = sorted((tmp_path / "a").rglob("*.solo.safetensors"))
+    assert len(files) == 3
+    for file in files:
+        one, two = load_file(file), load_file(tmp_path / "b" / file.relative_to(tmp_path / "a"))
+        largest = max(float(value.abs().max()) for value in one.values())
+        assert all(float((one[key] - two[key]).abs().max()) <= TOLERANCE * largest for key in one)
 
 
 class Dies(BaseException):

@@ -43,7 +43,7 @@ class Alone:
     def advance(self, first: StateDict, train: Callable[[Instruction], Answer]) -> int:
         """Train on from where the site stands, and return the number of rounds that it has done."""
         began = kept = time.monotonic()
-        self._begin(first)
+        self.begin(first)
         before = self.done
         while self.done < self.rounds:
             self._round(train)
@@ -56,7 +56,8 @@ class Alone:
         self._save()
         return self.done
 
-    def _begin(self, first: StateDict) -> None:
+    def begin(self, first: StateDict) -> None:
+        """From ``first``, or from where the file stands."""
         if self.model:
             return
         self.model = {key: value.detach().clone() for key, value in first.items()}
@@ -71,18 +72,28 @@ class Alone:
         self.done, self.model = kept["done"], kept["model"]
         self.memory.keep(max(self.done, 1), kept["memory"])
 
+    @property
+    def instruction(self) -> Instruction:
+        """To train the next round."""
+        return Instruction("train", Round(self.done + 1, self.rounds), self.model)
+
     def _round(self, train: Callable[[Instruction], Answer]) -> None:
-        """One round; what is not finite is not taken over, as no server would."""
-        number = self.done + 1
-        answer = train(Instruction("train", Round(number, self.rounds), self.model))
+        """One round."""
+        answer = train(self.instruction)
         if answer.error:
             raise RuntimeError("a round of training alone failed")
         update = answer.update
         if all(all_finite(value) for value in update.values()):
             reply = Reply("", update, answer.n_examples)
-            model = without_negative_variances(add_weighted(self.model, [reply], {"": 1.0}))
-            self.model = model if all(all_finite(value) for value in model.values()) else self.model
-        self.done = number
+            self.take(without_negative_variances(add_weighted(self.model, [reply], {"": 1.0})))
+        else:
+            self.done += 1
+
+    def take(self, model: StateDict) -> None:
+        """A round has made this of the model; what is not finite is not taken over, as no server would."""
+        if all(all_finite(value) for value in model.values()):
+            self.model = model
+        self.done += 1
 
     def _save(self) -> None:
         if self.path is None:

@@ -113,13 +113,29 @@ class Stacked(InProcess):
         asked = sorted(name for name, instruction in instructions.items() if instruction.task == "train")
         if asked:
             works = [self._sites[name].planned(instructions[name]) for name in asked]
-            trainer, lockstep, train = self._replays[asked[0]].of, LOCKSTEP.get(), self._together.train_together
-            kind = self._together.alike(trainer)
-            results = lockstep(kind, works, trainer, train) if lockstep else train(works, trainer)
-            for name, work, trained in zip(asked, works, results):
+            for name, work, trained in zip(asked, works, self._train(works, self._replays[asked[0]].of)):
                 self._replays[name].done.clear()
                 self._replays[name].done[work.seed] = trained, work
+        if solo := sorted(name for name, instruction in instructions.items() if instruction.task == "solo"):
+            self._train_alone({name: instructions[name].model for name in solo})
         yield from super().exchange(instructions)
+
+    def _train(self, works: Sequence[LocalWork], trainer: Trainer) -> list[Trained]:
+        lockstep, train = LOCKSTEP.get(), self._together.train_together
+        return lockstep(self._together.alike(trainer), works, trainer, train) if lockstep else train(works, trainer)
+
+    def _train_alone(self, first: Mapping[str, StateDict]) -> None:
+        """Every site's own model, from ``first``: when the sites answer, they find it trained."""
+        halves = {name: self._sites[name].exchanges["benefit"] for name in first}
+        for name, half in halves.items():
+            half.alone.begin(first[name])
+        sites = {name: half.by_itself(self._sites[name]) for name, half in halves.items()}
+        while waiting := [name for name, half in halves.items() if half.alone.done < half.alone.rounds]:
+            works = [sites[name].planned(halves[name].alone.instruction) for name in waiting]
+            for name, work, trained in zip(waiting, works, self._train(works, sites[waiting[0]].trainer)):
+                if work.memory:
+                    sites[name].memory.keep(work.round.number, work.memory)
+                halves[name].alone.take(trained.model)
 
 
 Announce = Callable[[str], None]
