@@ -22,7 +22,7 @@ PACKAGES = {
     "data": 4_350,
     "datasets": 1_020,
     "decision": 2_250,
-    "engine": 11_920,
+    "engine": 11_950,
     "estimators": 270,
     "flare": 4_570,
     "functional": 2_730,
@@ -41,10 +41,10 @@ PACKAGES = {
 }
 """Package or module of ``custom/fairflare`` -> the most lines that its Python files may have."""
 FOLDERS = {
-    "custom": (70_880, 35_210),
-    "tests": (62_000, None),
-    "lab/fairflare_lab": (14_350, None),
-    "lab/tests": (11_200, None),
+    "custom": (70_910, 35_230),
+    "tests": (62_020, None),
+    "lab/fairflare_lab": (14_280, None),
+    "lab/tests": (11_160, None),
 }
 """Folder -> the most lines, and the most lines of statements, of its Python files."""
 

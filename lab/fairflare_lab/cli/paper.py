@@ -35,7 +35,7 @@ def paper(
 
     The paper's data are read from the folder that FAIRFLARE_DATA names; where they are not there, an embedded task
     stands for them, and the caption says so. Runs lie in --out as those of compare; what is finished is reused, and
-    the same command goes on after an interruption. Tables are written to --out/papers as Markdown, CSV, LaTeX, HTML
+    the same command goes on after an interruption. Tables are written to --out/papers as Markdown, CSV, HTML
     and JSON, figures as SVG beside them.
     """
     from fairflare_lab.studies.paper_list import paper_rows, preset_pairs

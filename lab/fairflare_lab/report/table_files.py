@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A table as values (rows, columns, numbers with their intervals), and as Markdown, CSV, LaTeX, HTML and JSON.
+"""A table as values (rows, columns, numbers with their intervals), and as Markdown, CSV, HTML and JSON.
 
-Names come from sites, plugins and files: every writer escapes what its form would otherwise read as markup, a LaTeX
-command or a spreadsheet's formula. Where people read numbers they are rounded; CSV and JSON keep them whole. Not by
+Names come from sites, plugins and files: every writer escapes what its form would otherwise read as markup or a
+spreadsheet's formula. Where people read numbers they are rounded; CSV and JSON keep them whole. Not by
 pandas' Styler, which escapes no caption, knows no groups of rows, footnotes or ``scope`` and writes no Markdown.
 """
 
@@ -17,32 +17,18 @@ from pathlib import Path
 from typing import Any, Literal
 
 from fairflare.engine.files import save_json, save_text
-from fairflare.report.frames import _plain, csv_text, markdown, piped
+from fairflare.report.frames import csv_text, markdown, piped
 from fairflare.report.values import MISSING, drawn, json_value, number, rendered_from, signed, text
 
 FORMAT = 1
 KEY = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
 NUMBERS = ("value", "low", "high", "spread", "n", "published", "published_spread")
 CSV_COLUMNS = ("table", "group", "row", "column_group", "column", *NUMBERS, "words", "mark", "notes")
-ENDINGS = ("json", "csv", "md", "tex", "html")
+ENDINGS = ("json", "csv", "md", "html")
 """The files that ``write_tables`` writes, each with the same name."""
-DAGGER = "\N{DAGGER}"
-LATEX = {
-    "\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_", "{": r"\{", "}": r"\}",
-    "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "<": r"\textless{}", ">": r"\textgreater{}",
-    "\N{MINUS SIGN}": "$-$", "\N{PLUS-MINUS SIGN}": r"$\pm$", "\N{EN DASH}": "--",
-    "\N{MULTIPLICATION SIGN}": r"$\times$",
-    "\N{DAGGER}": r"\dag{}", "\N{HORIZONTAL ELLIPSIS}": r"\ldots{}", "|": r"\textbar{}", '"': "''",
-    "\N{LESS-THAN OR EQUAL TO}": r"$\leq$", "\N{GREATER-THAN OR EQUAL TO}": r"$\geq$",
-    "\N{GREEK SMALL LETTER ALPHA}": r"$\alpha$", "\N{GREEK SMALL LETTER BETA}": r"$\beta$",
-    "\N{GREEK SMALL LETTER RHO}": r"$\rho$", "\N{GREEK SMALL LETTER TAU}": r"$\tau$",
-    "\N{GREEK SMALL LETTER LAMDA}": r"$\lambda$", "\N{GREEK SMALL LETTER MU}": r"$\mu$",
-    "\N{GREEK SMALL LETTER SIGMA}": r"$\sigma$",
-}  # fmt: skip
 Better = Literal["", "higher", "lower"]
-Mark = Literal["", "best", "dominated"]
+Mark = Literal["", "best"]
 Notes = tuple[int, ...]
-SUPERSCRIPT = " <sup>{}</sup>"
 
 
 @dataclass(frozen=True)
@@ -77,7 +63,7 @@ class Cell:
         n: how many values it is of.
         published: the number that a paper prints in this place, on the same data; ``published_spread`` behind it.
         words: text in place of a number.
-        mark: "best" of a column, "dominated" (another row is at least as good in every compared column).
+        mark: "best" of a column.
         notes: numbers of footnotes, from 1.
         form: how its numbers are written where that is not the column's.
     """
@@ -245,7 +231,7 @@ def as_markdown(table: Table, *, heading: int | None = None) -> str:
         lines += [[f"**{markdown(group)}**", *("" for _ in table.columns)]] if group else []
         for row in rows:
             cells = [_markdown_cell(table.cell(row, column), column) for column in table.columns]
-            lines.append([markdown(row.title) + _raised(row.notes, SUPERSCRIPT), *cells])
+            lines.append([markdown(row.title) + _raised(row.notes), *cells])
     parts = [f"{'#' * heading} {markdown(table.title)}"] if heading else []
     parts += [markdown(table.caption), piped(lines)]
     parts += ["\n".join(f"{i}. {markdown(note)}" for i, note in enumerate(table.footnotes, 1))]
@@ -261,30 +247,6 @@ def as_csv(*tables: Table) -> str:
             notes = " ".join(map(str, (*row.notes, *cell.notes)))
             lines.append((*where, *(getattr(cell, name) for name in NUMBERS), cell.words, cell.mark, notes))
     return csv_text(CSV_COLUMNS, lines)
-
-
-def as_latex(*tables: Table) -> str:
-    r"""``table`` environments in the style of booktabs (``\usepackage{booktabs}``), labelled ``tab:KEY``."""
-    return "% needs \\usepackage{booktabs}\n" + "\n".join(map(_latex_table, tables))
-
-
-def _latex_table(table: Table) -> str:
-    count = len(table.columns) + 1
-    form = "l" + "".join("l" if column.words else "r" for column in table.columns)
-    lines = [r"\begin{table}", r"\centering", f"\\caption{{{latex(table.caption or table.title)}}}"]
-    lines += [f"\\label{{tab:{table.key}}}", f"\\begin{{tabular}}{{{form}}}", r"\toprule", *_latex_head(table)]
-    for group, rows in table.groups() or [("", [])]:
-        lines += [r"\midrule"]
-        lines += [f"\\multicolumn{{{count}}}{{l}}{{\\emph{{{latex(group)}}}}} \\\\"] if group else []
-        for row in rows:
-            cells = [_latex_cell(table.cell(row, column), column) for column in table.columns]
-            lines.append(" & ".join([_first(row.title) + _raised(row.notes), *cells]) + r" \\")
-    lines += [r"\bottomrule", r"\end{tabular}"]
-    notes = [f"$^{{{i}}}$ {latex(note)}" for i, note in enumerate(table.footnotes, 1)]
-    dominated = any(cell.mark == "dominated" for row in table.rows for cell in row.cells.values())
-    notes += [f"{latex(DAGGER)} dominated"] if dominated else []
-    lines += [r"\par\smallskip\footnotesize", " ".join(notes)] if notes else []
-    return "\n".join([*lines, r"\end{table}"]) + "\n"
 
 
 def as_html(
@@ -319,7 +281,7 @@ def write_tables(
     facts: Mapping[str, str] | None = None,
     with_json: bool = True,
 ) -> list[Path]:
-    """Write NAME.json, NAME.csv, NAME.md, NAME.tex and NAME.html to ``folder``, which exists; return their paths.
+    """Write NAME.json, NAME.csv, NAME.md and NAME.html to ``folder``, which exists; return their paths.
 
     Args:
         lead: see ``as_html``; stands in the Markdown file, too.
@@ -332,16 +294,11 @@ def write_tables(
     parts = [f"# {markdown(title)}\n", *(f"{markdown(sentence)}\n" for sentence in lead)]
     parts += [as_markdown(table, heading=2 if len(tables) > 1 else None) for table in tables]
     parts += ["\n".join(f"- {markdown(name)}: {markdown(text)}" for name, text in told.items()) + "\n"] if told else []
-    texts = {"csv": as_csv(*tables), "md": "\n".join(parts), "tex": as_latex(*tables)}
+    texts = {"csv": as_csv(*tables), "md": "\n".join(parts)}
     texts["html"] = as_html(title, tables, lead=lead, figures=figures, facts=told)
     for ending, content_of in texts.items():
         save_text(folder / f"{name}.{ending}", content_of)
     return [folder / f"{name}.{ending}" for ending in ENDINGS if with_json or ending != "json"]
-
-
-def latex(text: str) -> str:
-    """Text with everything that LaTeX reads as a command written out; characters without a shape are left out."""
-    return "".join(LATEX.get(char, char) for char in _plain(text))
 
 
 def shown(table: Table) -> dict[str, Any]:
@@ -365,42 +322,14 @@ def shown(table: Table) -> dict[str, Any]:
 def _markdown_cell(cell: Cell, column: Column) -> str:
     around = "**" if cell.mark == "best" else ""
     said = markdown(cell.words) if cell.words else cell.written(column.form)
-    return f"{around}{said}{around}{_after(cell, column)}{_raised(cell.notes, SUPERSCRIPT)}"
-
-
-def _latex_cell(cell: Cell, column: Column) -> str:
-    said = latex(cell.written(column.form))
-    said = f"\\textbf{{{said}}}" if cell.mark == "best" else said
-    return said + latex(_after(cell, column)) + _raised(cell.notes)
-
-
-def _after(cell: Cell, column: Column) -> str:
     published = _published(cell, cell.form or column.form)
-    return (f" {DAGGER}" if cell.mark == "dominated" else "") + (f" (paper {published})" if published else "")
+    paper = f" (paper {published})" if published else ""
+    return f"{around}{said}{around}{paper}{_raised(cell.notes)}"
 
 
 def _published(cell: Cell, form: Form) -> str:
     return Cell(cell.published, spread=cell.published_spread).written(form) if cell.published is not None else ""
 
 
-def _latex_head(table: Table) -> list[str]:
-    lines, at = [], 2
-    if groups := table.headings():
-        over = [f"\\multicolumn{{{span}}}{{c}}{{{latex(name)}}}" for name, span in groups]
-        lines.append(" & ".join(["", *over]) + r" \\")
-        for name, span in groups:
-            lines += [f"\\cmidrule(lr){{{at}-{at + span - 1}}}"] if name else []
-            at += span
-    arrows = {"higher": r" $\uparrow$", "lower": r" $\downarrow$", "": ""}
-    titles = [latex(column.title) + arrows[column.better] for column in table.columns]
-    return [*lines, " & ".join([_first(table.stub), *titles]) + r" \\"]
-
-
-def _first(text: str) -> str:
-    """A row's first words: no argument of the rule or the line's end before them."""
-    found = latex(text)
-    return "{}" + found if found.lstrip()[:1] in ("[", "*") else found
-
-
-def _raised(notes: Notes, form: str = "$^{{{}}}$") -> str:
-    return form.format(",".join(map(str, notes))) if notes else ""
+def _raised(notes: Notes) -> str:
+    return f" <sup>{','.join(map(str, notes))}</sup>" if notes else ""

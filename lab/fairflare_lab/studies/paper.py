@@ -187,7 +187,7 @@ def _preset(task: str, presets: Mapping[str, str]) -> str:
 def make_exhibit(
     exhibit: Exhibit, folder: Path, choices: Choices, *, command: str = "", workers: int | None = None
 ) -> Json:
-    """Run what is missing below ``folder`` and write NAME.md, .csv, .tex, .html and .json below ``folder``/papers.
+    """Run what is missing below ``folder`` and write NAME.md, .csv, .html and .json below ``folder``/papers.
 
     ``command`` stands in the files. Returns name, title, runs (how many), files (their paths) and tables (as in the
     JSON file).

@@ -58,7 +58,7 @@ def made(tmp_path_factory):
 
 def test_a_table_is_written_in_every_form(made):
     folder, found = made
-    assert {Path(file).suffix for file in found["files"]} == {".md", ".csv", ".tex", ".html", ".json"}
+    assert {Path(file).suffix for file in found["files"]} == {".md", ".csv", ".html", ".json"}
     content = json.loads((folder / "papers" / "toy-1.json").read_text())
     assert content["facts"]["Command"] == "fairflare paper toy-1"
     page = (folder / "papers" / "toy-1.md").read_text()

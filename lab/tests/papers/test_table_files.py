@@ -2,14 +2,11 @@
 """Tables as values and as files: what stands in them, what is escaped, what people and programs read."""
 
 import csv
-import dataclasses
 import html
 import io
 import json
 import math
 import re
-import shutil
-import subprocess
 from html.parser import HTMLParser
 
 import pytest
@@ -25,9 +22,7 @@ from fairflare_lab.report.table_files import (
     Table,
     as_csv,
     as_html,
-    as_latex,
     as_markdown,
-    latex,
     with_best,
     write_tables,
 )
@@ -65,7 +60,7 @@ def test_best_is_of_what_is_written_and_in_the_better_direction(table):
     assert marks["a", "clean"] == marks["b", "clean"] == "best", "0.810 and 0.810 look alike"
     assert (marks["a", "noise"], marks["b", "noise"]) == ("", "best")
     assert (marks["a", "gap"], marks["b", "gap"]) == ("best", "")
-    assert "**62.0**" in as_markdown(with_best(table)) and r"\textbf{62.0}" in as_latex(with_best(table))
+    assert "**62.0**" in as_markdown(with_best(table))
 
 
 def test_csv_keeps_numbers_whole_and_computes_nothing(table):
@@ -113,44 +108,9 @@ def test_every_writer_escapes_names():
     table = Table("evil", NASTY, (Column("x", NASTY, words=True, group=NASTY),), rows, NASTY, NASTY, (NASTY,))
     page = as_html(NASTY, [table], lead=[NASTY], facts={NASTY: NASTY})
     assert "<script" not in page and page.count("&lt;script&gt;") >= 9
-    written = as_latex(table)
-    assert "\\input" not in written and "<" not in written and "\\textbackslash{}input\\{" in written
-    assert not re.search(r"(?<!\\)[#%&](?! )", written.replace(" & ", ""))
     assert "<script" not in re.sub(r"\\.", "", as_markdown(table))
     line = next(line for line in as_markdown(table).splitlines() if line.startswith("| \\<script\\>"))
     assert len(re.findall(r"(?<!\\)\|", line)) == 3
-
-
-def test_latex_has_the_form_of_booktabs(table):
-    written = as_latex(table)
-    assert [written.count(rule) for rule in (r"\toprule", r"\bottomrule", r"\cmidrule(lr){2-3}")] == [1, 1, 1]
-    assert r"\begin{tabular}{lrrrl}" in written and r"\label{tab:demo}" in written
-    assert r"FedAvg & 0.810 $\pm$ 0.014 & 50.0 & 0.250 [0.100, 0.400]$^{1}$ & -- \\" in written
-    body = written.partition(r"\toprule")[2].partition(r"\bottomrule")[0]
-    lines = [line for line in body.splitlines() if line.endswith(r"\\") and "multicolumn" not in line]
-    assert {len(re.findall(r"(?<!\\)&", line)) for line in lines} == {4}
-
-
-def test_latex_takes_no_name_for_an_argument(table):
-    """A bracket after a rule or a line's end is read as a length, a star there as part of the command."""
-    written = as_latex(odd_first_words(table))
-    assert all(first in written for first in ("\n{}[1cm] a &", "\n{} * b$^{2}$ &", "\n{}[x] &"))
-    assert not re.search(r"(\\\\|rule(\(lr\)\{[0-9-]+\})?)\s*[\[*]", written)
-    assert "\n{}" not in as_latex(table)
-
-
-def odd_first_words(table):
-    rows = [dataclasses.replace(row, title=title, group="") for row, title in zip(table.rows, ("[1cm] a", " * b"))]
-    return dataclasses.replace(table, rows=tuple(rows), stub="[x]")
-
-
-@pytest.mark.skipif(not shutil.which("pdflatex"), reason="LaTeX is not installed")
-def test_latex_compiles(table, tmp_path):
-    tables = as_latex(table, odd_first_words(table))
-    text = "\\documentclass{article}\\usepackage{booktabs}\\begin{document}" + tables + "\\end{document}"
-    (tmp_path / "t.tex").write_text(text)
-    done = subprocess.run(["pdflatex", "-halt-on-error", "t.tex"], cwd=tmp_path, capture_output=True, timeout=120)
-    assert done.returncode == 0, done.stdout[-2000:]
 
 
 def test_the_page_is_whole_and_fetches_nothing(table):
@@ -208,4 +168,4 @@ def test_a_table_that_cannot_be_is_refused(table, change):
 def test_headings_join_neighbours_only():
     columns = [Column("a", "a", "x"), Column("b", "b", "x"), Column("c", "c"), Column("d", "d", "x")]
     assert Table("t", "t", columns, []).headings() == [("x", 2), ("", 1), ("x", 1)]
-    assert Table("t", "t", [Column("a", "a")], []).headings() == [] and latex("a\x00b") == "ab"
+    assert Table("t", "t", [Column("a", "a")], []).headings() == []
