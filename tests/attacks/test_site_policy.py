@@ -362,6 +362,14 @@ def test_a_site_says_which_steps_after_the_last_round_it_takes_part_in(site, ste
     assert site.answer() == ""
 
 
+@pytest.mark.parametrize("steps, text", [([], "fold: expected none"), (["join"], ""), (None, "")])
+def test_a_site_says_whether_it_is_tested_fold_by_fold(site, steps, text):
+    site.policy(**({} if steps is None else {"after": steps}))
+    answer = site.answer(in_config(fold="0/5/0"))
+    assert text in answer and bool(text) == bool(answer)
+    assert "fold" in site.answer(in_config(fold="0/99/9999")), "small sets, dealt anew by each job, tell of single cases"
+
+
 def test_a_policy_that_cannot_be_read_refuses_everything(site):
     file = site.root / "local" / "fairflare_policy.yaml"
     for text in ("methods: [fedufo", "- fedufo", "", "{" * 1000, "\x00"):

@@ -6,6 +6,7 @@ import dataclasses
 import threading
 import time
 from types import SimpleNamespace
+from unittest.mock import MagicMock
 
 import pytest
 import torch
@@ -16,6 +17,7 @@ from nvflare.apis.fl_context import FLContext
 from nvflare.apis.impl.wf_comm_server import WFCommServer
 from nvflare.apis.shareable import Shareable, make_reply
 from nvflare.apis.signal import Signal
+from nvflare.private.fed.server.server_runner import ServerRunner
 
 from fairflare.core.errors import RunFailed
 from fairflare.core.schema import Answer, Instruction
@@ -24,6 +26,7 @@ from fairflare.engine.memory import SiteMemory
 from fairflare.engine.setup.config import make_config
 from fairflare.engine.straggler_policy import EarlyEnd, Ending
 from fairflare.flare import controller
+from fairflare.flare.compat import excuse_sites
 from fairflare.flare.controller import FairController
 from fairflare.flare.executor import Aborted, FairExecutor
 from fairflare.flare.wire import TaskWatch
@@ -339,3 +342,15 @@ def test_flares_deadline_of_a_task_follows_the_machines_clock(monkeypatch):
     assert not ending.is_reached([Answer("a")])
     monkeypatch.setattr(time, "time", lambda: clock() - 3600)
     assert not ending.is_reached([Answer("a")])
+
+
+@pytest.mark.parametrize("code", [ReturnCode.UNSAFE_JOB, ReturnCode.TASK_UNKNOWN, ReturnCode.RUN_MISMATCH])
+def test_a_code_of_one_site_does_not_end_the_job_for_all(code, monkeypatch):
+    monkeypatch.setattr(ServerRunner, "ABORT_RETURN_CODES", ServerRunner.ABORT_RETURN_CODES)  # as it was, afterwards
+    excuse_sites()
+    runner = MagicMock(ABORT_RETURN_CODES=ServerRunner.ABORT_RETURN_CODES, job_id="job")
+    context = MagicMock()
+    context.get_peer_context.return_value = MagicMock(spec=FLContext, get_job_id=lambda: "job")
+    ServerRunner._process_submission(runner, Client("site-1", ""), "train", "task-7", make_reply(code), context)
+    assert not runner.system_panic.called
+    assert runner.current_wf.controller.communicator.process_submission.called, "the controller hears of it"

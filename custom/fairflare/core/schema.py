@@ -10,6 +10,7 @@ beside the model fit into a ``Slot`` each; ``Transport`` is the port to the site
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import MISSING, dataclass
@@ -253,6 +254,16 @@ def audited(values: Mapping[str, Any]) -> dict[str, Any]:
     """What of the accepted values of one answer stands in the audit log."""
     kept = {name: values[name] for name, spec in answer_fields().items() if spec.audit and name in values}
     return {name: dict(value) if isinstance(value, Mapping) else value for name, value in kept.items()}
+
+
+def said(answer: Answer) -> Any:
+    """The same of an answer as JSON has it, which its site signs beside the update."""
+    return json.loads(json.dumps(audited(vars(answer)), default=_plain))
+
+
+def _plain(value: Any) -> Any:
+    """A number of NumPy's or torch's."""
+    return value.item() if hasattr(value, "item") else float(value)
 
 
 T = TypeVar("T")

@@ -8,12 +8,14 @@ import hashlib
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from fairflare.core.schema import Answer, Instruction, Transport
+from fairflare.core.schema import Answer, Instruction, Transport, said
 from fairflare.engine.hashes import model_hash
-from fairflare.privacy.identity import Identity
-from fairflare.privacy.statements import LAST, SIGNED, answer_bytes, head_bytes
+from fairflare.privacy.identity import Identity, is_proof
+from fairflare.privacy.statements import LAST, SIGNED, answer_bytes, head_bytes, numbers_hash
 
 UNSIGNED = "signature: expected the site's own of this answer and of the log's head"
+MOST_CERTIFICATES = 8
+"""Of one site: it may have a new one now and then, but not in each answer, since the log holds each whole."""
 
 
 class Countersigned:
@@ -30,6 +32,7 @@ class Countersigned:
         """
         self._transport, self._signer, self._head = transport, signer, head
         self._known: set[str] = set()
+        self._of: dict[str, set[str]] = {}
         self._taken: dict[str, Any] = {}
 
     def sites(self) -> list[str]:
@@ -57,20 +60,27 @@ class Countersigned:
     def _note(self, task: str, round: int, head: Mapping[str, Any], answer: Answer) -> bool:
         """Take note of an answer's signature, of several that of an update; False where it is not the site's."""
         try:
-            proof = {name: str(answer.signed[name]) for name in ("numbers", "certificate", "signature")}
+            proof = {name: answer.signed[name] for name in ("numbers", "certificate", "signature")}
             update = "" if answer.update is None else model_hash(answer.update)
+            numbers = numbers_hash(said(answer))
         except Exception:  # an answer may hold anything
             return False
-        said = answer_bytes(answer.site, task, round, head["hash"], update, proof["numbers"])
-        if not self._signer.vouches(answer.site, said, proof):
+        if not all(is_proof("key" if name == "numbers" else name, value) for name, value in proof.items()):
+            return False
+        signed = answer_bytes(answer.site, task, round, head["hash"], update, proof["numbers"])
+        if numbers != proof["numbers"] or not self._signer.vouches(answer.site, signed, proof):
+            return False
+        own = self._of.setdefault(answer.site, set())
+        own.add(proof["certificate"])
+        if len(own) > MOST_CERTIFICATES:
             return False
         shown = {name: head[name] for name in ("log", "seq", "hash", "signature")}
         self._taken["head"] = {**shown, "certificate": self._named(head["certificate"])}
         about = {"task": task, "round": round, "update": update, "numbers": proof["numbers"]}
         proven = {"signature": proof["signature"], "certificate": self._named(proof["certificate"])}
-        signed = self._taken.setdefault("signed", {})
-        if update or answer.site not in signed:
-            signed[answer.site] = {**about, **proven}
+        noted = self._taken.setdefault("signed", {})
+        if update or answer.site not in noted:
+            noted[answer.site] = {**about, **proven}
         return True
 
     def _named(self, certificate: str) -> str:

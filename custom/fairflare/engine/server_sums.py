@@ -20,7 +20,7 @@ from fairflare.engine import checks, field_checks
 from fairflare.engine.combination import CheckSums, Combined, Total, Trained
 from fairflare.engine.gate import Verdict, reply_of
 from fairflare.engine.norms import SUM, norms_of
-from fairflare.privacy.identity import PROOF
+from fairflare.privacy.identity import PROOF, is_proof
 from fairflare.privacy.referee import barred
 from fairflare.privacy.secure_sums import combine, masked_sizes, passed_on
 from fairflare.privacy.statements import Sealed
@@ -130,7 +130,8 @@ class ServerSums:
             if answer.error:
                 continue
             stated = answer.sealed if isinstance(answer.sealed, Mapping) else {}
-            if self.vouched(answer.site, stated):
+            proper = all(is_proof(name, stated[name]) for name in PROOF if name in stated)
+            if proper and self.vouched(answer.site, stated):
                 self.statements[answer.site] = {name: stated[name] for name in PROOF if name in stated}
             else:
                 refused.append(checks.Rejection(answer.site, "key", "its key for secure sums is not vouched for"))

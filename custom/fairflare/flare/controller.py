@@ -41,7 +41,7 @@ from fairflare.engine.setup.parts import build_parts
 from fairflare.engine.setup.weights import find
 from fairflare.engine.straggler_policy import EarlyEnd, Ending
 from fairflare.flare import paths, server_state
-from fairflare.flare.compat import ENABLE, ROOT, LazyRef, signs_of_life
+from fairflare.flare.compat import ENABLE, ROOT, LazyRef, excuse_sites, signs_of_life
 from fairflare.flare.credentials import OF_SERVER, log_signer, server_credentials
 from fairflare.flare.job_reason import leave_reason
 from fairflare.flare.tracking import Tracking
@@ -153,6 +153,7 @@ class FairController(ModelController):
     def run(self) -> None:
         """The whole federation; a ``RunFailed`` ends the job with its reason."""
         end_with_command()
+        excuse_sites()
         period = self.task_check_period
         expected("task_check_period", type(period) in (int, float) and 0.001 <= period <= 60, "0.001..60", period)
         expected("env", self.env in ENVS, f"one of {', '.join(ENVS)}", self.env)

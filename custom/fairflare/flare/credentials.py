@@ -12,7 +12,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from cryptography.x509 import load_pem_x509_certificates
 from cryptography.x509.oid import NameOID
 from cryptography.x509.verification import ExtensionPolicy, PolicyBuilder, Store
@@ -20,7 +19,7 @@ from nvflare.apis.fl_context import FLContext
 from nvflare.lighter import utils
 
 from fairflare.core.errors import DataError, UserError
-from fairflare.core.schema import Answer, Instruction, audited
+from fairflare.core.schema import Answer, Instruction, said
 from fairflare.engine.files import private, private_folder
 from fairflare.engine.hashes import model_hash
 from fairflare.flare.paths import RUN_FOLDER
@@ -137,13 +136,13 @@ class Heads:
         """What goes with the answer, as it leaves, to the question received last; nothing where that had no head."""
         if self._asked is None:
             return {}
-        told = json.loads(json.dumps(audited(vars(answer)), default=_plain))
+        told = said(answer)
         update = "" if answer.update is None else model_hash(answer.update)
         numbers = numbers_hash(told)
         proof = self._identity.sign(answer_bytes(self._site, *self._asked, update, numbers))
         task, round, head = self._asked
-        said = {"site": self._site, "task": task, "round": round, "head": head, "update": update, "numbers": numbers}
-        self._append({"signed": {**said, **proof}, "told": told})
+        about = {"site": self._site, "task": task, "round": round, "head": head, "update": update, "numbers": numbers}
+        self._append({"signed": {**about, **proof}, "told": told})
         return {"numbers": numbers, **proof}
 
     def _append(self, line: Mapping[str, Any]) -> None:
@@ -152,10 +151,6 @@ class Heads:
             file.write(json.dumps(line) + "\n")
             file.flush()
             os.fsync(file.fileno())
-
-
-def _plain(value: Any) -> Any:
-    return value.item() if isinstance(value, np.generic) else float(value)
 
 
 def signer_of(content: bytes, proof: Sealed, root: Any) -> tuple[str, str] | None:

@@ -48,7 +48,7 @@ from fairflare.networks.own_class import class_path
 from fairflare.privacy.schemes import NONE
 
 FILES = ("fairflare_policy.yaml", "fairflare_policy.yml", "fairflare_policy.json")
-SOLO = "solo"
+SOLO, JOIN = "solo", "join"
 """In ``after``: the benefit of joining for the site, of the run's own models, and in a job that asks nothing else."""
 HERE = "this site's policy file"
 """What a submitter reads in place of its path."""
@@ -112,6 +112,8 @@ class Policy:
             raise UserError(f"after: expected one of {', '.join((NO_STEP, *self.after))}, got {config.after!r}")
         if self.after is not None and config.solo and SOLO not in self.after:
             raise UserError("solo: expected false, for this site does not report its benefit of joining")
+        if self.after is not None and config.fold and JOIN not in self.after:
+            raise UserError(f"fold: expected none, for this site is not tested fold by fold, got {config.fold!r}")
         others = [name for name in config.exchanges if self.after is not None and name not in self.after]
         if others:
             raise UserError(f"exchanges: expected some of {', '.join(self.after or ())}, got {others[0]!r}")

@@ -17,6 +17,8 @@ KEY = re.compile(r"[0-9a-f]{64}")
 PROOF = ("key", "certificate", "signature")
 """What a site states of itself before the first round."""
 SIGNATURE = re.compile(r"[A-Za-z0-9+/=]{1,1024}")
+LONGEST = 1 << 15
+"""Characters of a site's certificates together."""
 
 
 class Identity(Protocol):
@@ -57,7 +59,9 @@ def is_proof(name: str, value: Any) -> bool:
 
 
 def is_certificates(text: str) -> bool:
-    """Whether ``text`` is one to four certificates in PEM and nothing else."""
+    """Whether ``text`` is one to four certificates in PEM and nothing else, of ordinary length."""
+    if len(text) > LONGEST:
+        return False
     try:
         found = x509.load_pem_x509_certificates(text.encode("ascii"))
     except (UnicodeEncodeError, ValueError):

@@ -176,7 +176,7 @@ class RunConfig:
     body: Literal["job", "site"] = "job"
     exchange: Literal["float32", "bfloat16", "float16"] = "float32"
     evaluation: bool = False
-    fold: Annotated[str, Text(pattern=r"(all( without [^/]+)?|\d{1,2}/\d{1,2}/\d{1,4})?", words="a fold as 0/5/0")] = ""
+    fold: Annotated[str, Text(pattern=r"(all( without [^/]+)?|1?\d/(1?\d|20)/[1-4]?\d)?", words="a fold as 0/5/0")] = ""
     decision: dict[str, Any] = dataclasses.field(default_factory=dict)
     require: Annotated[int, Range(0, 1_000_000)] | Literal["all"] = 0
     require_within: Annotated[int, Range(0, 30 * 86_400)] = 600
