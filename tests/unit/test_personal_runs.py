@@ -1,13 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """Whole runs with personal models: what the folder, the report, the terminal and a comparison show of them."""
 
+import dataclasses
 import json
 
 import pytest
 import torch
 
 from fairflare.cli.main import main
+from fairflare.engine.audit import verify
 from fairflare.engine.files import read_tensors
+from fairflare.engine.in_process import InProcess
+from fairflare.engine.setup.assembly import build_federation, build_site
+from fairflare.engine.setup.config import make_config
+from fairflare.engine.setup.parts import build_parts
 from fairflare.trainers.base import Trainer
 
 SMALL = ("--no-solo", "--task", "support2:dirichlet", "--sites", "3", "--rounds", "2")
@@ -97,6 +103,33 @@ def test_a_run_that_is_cut_short_and_resumed_ends_with_the_same_personal_models(
     assert (folder / "sites" / "site-1.safetensors").exists() and not same(models(folder), models(ditto))
     assert command("resume", folder) == 0
     assert same(models(folder), models(ditto))
+
+
+class Cut(InProcess):
+    """Makes the last update of site-1 so long that the gate rejects it."""
+
+    def exchange(self, instructions):
+        for answer in super().exchange(instructions):
+            one = instructions[answer.site]
+            if (one.task, one.round.number, answer.site) == ("train", 2, "site-1"):
+                answer = dataclasses.replace(answer, update={k: v * 1e9 for k, v in answer.update.items()})
+            yield answer
+
+
+def test_a_site_whose_last_round_is_rejected_keeps_the_model_of_the_one_before(tmp_path):
+    config = make_config("ditto", "support2:dirichlet", rounds=2, sites=3)
+    parts, kept = build_parts(config), {}
+    sites = {site: build_site(config, parts, site, tmp_path / f"{site}.safetensors") for site in parts.task.sites()}
+    (tmp_path / "run").mkdir()
+    build_federation(config, parts, Cut(sites), tmp_path / "run", "local").run(parts.model)
+    rounds = [entry for entry in verify(tmp_path / "run" / "audit.jsonl") if entry["event"] == "round"]
+    assert [list(entry["rejected"]) for entry in rounds] == [[], ["site-1"]]
+    for site in sites:
+        kept[site] = read_tensors(tmp_path / f"{site}.safetensors")
+        own = read_tensors(tmp_path / f"{site}.personal.safetensors")
+        last = kept[site][max(kept[site])]
+        assert same({site: own}, {site: sites[site].trainer.personal_model(parts.model, last)})
+    assert {site: max(rounds) for site, rounds in kept.items()} == {"site-1": 1, "site-2": 2, "site-3": 2}
 
 
 def test_force_replaces_personal_models_and_a_strangers_file_among_them_stops_it(tmp_path):

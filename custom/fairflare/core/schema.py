@@ -152,8 +152,9 @@ class Instruction:
         "tensors", "tensors from the rule, for all sites or for this one", default={}
     )
     counted: int | None = _field(
-        "count", "the last round in which the site's answer was accepted, 0: none so far; nothing: not known"
-    )
+        "count", "the last round in which the site's answer was accepted, 0: none so far; nothing: not known",
+        exchanges=("train", "evaluate"),
+    )  # fmt: skip
     log: Mapping[str, Any] = _field("head", "the audit log's head, signed by the server", default={}, exchanges=_ALL)
 
 

@@ -456,7 +456,10 @@ class Federation:
         """
         last = self._end
         orders: dict[str, dict[str, float]] = {site: {IN_USE: 1.0} if site in used else {} for site in models}
-        asked = {site: Instruction("evaluate", last, model, orders[site]) for site, model in models.items()}
+        asked = {
+            site: Instruction("evaluate", last, model, orders[site], counted=self._counted.get(site, 0))
+            for site, model in models.items()
+        }
         answers = list(self._traffic.exchange(asked)) if asked else []
         gate = self.gate
         known = (self.groups, gate.metrics, gate.personal_results, gate.view)

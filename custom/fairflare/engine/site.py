@@ -141,7 +141,7 @@ class Site:
         check_received(instruction, self.receives)
         if self._find_data():
             raise RuntimeError(f"site {self.name}: its data have errors; see preflight")
-        return self.work(instruction, self.kept(instruction))
+        return self.work(instruction, self.kept(instruction, instruction.round.number))
 
     def _seed_of(self, instruction: Instruction) -> int:
         return derive(self.seed, instruction.task, self.name, instruction.round.number)
@@ -233,7 +233,7 @@ class Site:
         keeps = self.trainer.keeps_personal_model or self.trainer.personal_entries(instruction.model)
         if not self.is_final(instruction.round) or not keeps:
             return None
-        return self.trainer.personal_model(instruction.model, self.memory.before(instruction.round.number + 1))
+        return self.trainer.personal_model(instruction.model, self.kept(instruction, instruction.round.number + 1))
 
     def is_final(self, round: Round) -> bool:
         return round == Round(self.training.rounds, self.training.rounds)
@@ -260,9 +260,8 @@ class Site:
             ledger=self.ledger,
         )
 
-    def kept(self, instruction: Instruction) -> dict[str, Any]:
-        """What the site starts a round from: what it kept in the last one that counted, where the server says which."""
-        round = instruction.round.number
+    def kept(self, instruction: Instruction, round: int) -> dict[str, Any]:
+        """What the site starts ``round`` from: what it kept in the last that counted, where the server says which."""
         if instruction.counted is not None and self.aggregation.goes_back:
             self.memory.go_back(instruction.counted, round)
         return self.memory.before(round)

@@ -44,7 +44,7 @@ class TrainAtSite:
 
     def train(self, site: Site, instruction: Instruction) -> Answer:
         """The update D_k = w_k - w^t with its numbers; raises EgressRefused where the trainer may not go on."""
-        work = site.work(instruction, site.kept(instruction))
+        work = site.work(instruction, site.kept(instruction, instruction.round.number))
         if reason := site.trainer.halted(work):
             raise EgressRefused(reason)
         site.network.load_state_dict(work.received)
