@@ -367,7 +367,7 @@ def test_a_site_says_whether_it_is_tested_fold_by_fold(site, steps, text):
     site.policy(**({} if steps is None else {"after": steps}))
     answer = site.answer(in_config(fold="0/5/0"))
     assert text in answer and bool(text) == bool(answer)
-    assert "fold" in site.answer(in_config(fold="0/99/9999")), "small sets, dealt anew by each job, tell of single cases"
+    assert "fold" in site.answer(in_config(fold="0/99/9999")), "small sets that jobs deal anew tell of single cases"
 
 
 def test_a_policy_that_cannot_be_read_refuses_everything(site):

@@ -12,12 +12,14 @@ from types import SimpleNamespace
 
 import pytest
 
+from cases import each
 from fairflare.cli.main import main
+from fairflare.core import schema
 from fairflare.core.errors import DataError
 from fairflare.core.schema import Answer, Instruction
 from fairflare.core.types import Round
 from fairflare.engine.audit import GENESIS, entry_hash, verify
-from fairflare.engine.countersigned import UNSIGNED
+from fairflare.engine.countersigned import MOST_CERTIFICATES, UNSIGNED, Countersigned
 from fairflare.engine.files import read_tensors, save_tensors
 from fairflare.engine.setup.assembly import build_federation
 from fairflare.engine.setup.config import make_config
@@ -25,7 +27,7 @@ from fairflare.engine.setup.local import LocalSites
 from fairflare.engine.setup.parts import build_parts
 from fairflare.flare.credentials import OF_CLIENT, OF_SERVER, Certificate, Heads
 from fairflare.privacy import log_verifier
-from fairflare.privacy.statements import LAST, answer_bytes, head_bytes
+from fairflare.privacy.statements import LAST, answer_bytes, head_bytes, numbers_hash
 from fairflare.report.write import verify_run, write_report
 from kits import certificate, new_key, write_kit
 
@@ -359,3 +361,58 @@ def test_the_command_says_who_vouches(signed, other, capsys):
             main(["verify", str(signed.run), "--root", str(signed.root), "--heads", str(kept)])
         streams = capsys.readouterr()
         assert stop.value.code == code and said in streams.out + streams.err
+
+
+def test_a_line_that_a_kill_has_cut_short_spoils_no_file(tmp_path, kits):
+    file = tmp_path / "site-1.heads.jsonl"
+    for seq in range(3):
+        Heads(file, "site-1", Certificate(kits["site-1"], OF_CLIENT))._append({"head": {"seq": seq}})
+        with open(file, "a") as torn:
+            torn.write('{"head": {"se')
+    assert [json.loads(line)["head"]["seq"] for line in file.read_text().splitlines()[:-1]] == [0, 1, 2]
+
+
+class Says:
+    """A transport whose site signs what ``changed`` makes of its proof."""
+
+    def __init__(self, kit, changed):
+        self.site, self.changed = Certificate(kit, OF_CLIENT), changed
+
+    def sites(self):
+        return ["site-1"]
+
+    def exchange(self, instructions):
+        for site, one in instructions.items():
+            answer = Answer(site, one.round.number, n_examples=40, metrics={"train_loss": 0.5})
+            numbers, proof = self.changed(one.round.number, numbers_hash(schema.said(answer)))
+            signed = self.site.sign(answer_bytes(site, one.task, one.round.number, one.log["hash"], "", numbers))
+            yield dataclasses.replace(answer, signed={"numbers": numbers, **signed, **proof(signed)})
+
+
+PROOFS = {
+    "its own": (lambda round, numbers: (numbers, lambda signed: {}), 20),
+    "numbers of another answer": (lambda round, numbers: ("0" * 64, lambda signed: {}), 0),
+    "numbers that are a long text": (lambda round, numbers: ("0" * (1 << 20), lambda signed: {}), 0),
+    "a signature with other characters": (
+        lambda round, numbers: (numbers, lambda signed: {"signature": signed["signature"] + "!"}),
+        0,
+    ),
+    "a certificate within a long text": (
+        lambda round, numbers: (numbers, lambda signed: {"certificate": signed["certificate"] + "x" * (1 << 20)}),
+        0,
+    ),
+    "a new text of its certificate in each answer": (
+        lambda round, numbers: (numbers, lambda signed: {"certificate": signed["certificate"] + "\n" * round}),
+        MOST_CERTIFICATES,
+    ),
+}
+
+
+@each("proof, most", [*PROOFS.values()], ids=list(PROOFS))
+def test_what_a_site_signs_is_its_answer_and_no_more(proof, most, kits):
+    head = {"log": "0" * 64, "seq": 0, "hash": "1" * 64}
+    server = Countersigned(Says(kits["site-1"], proof), Certificate(kits[HUB], OF_SERVER), lambda: head)
+    answers = [next(server.exchange({"site-1": Instruction("train", Round(round, 20), {})})) for round in range(1, 21)]
+    assert sum(answer.error is None for answer in answers) == most
+    assert all(answer.error in (None, UNSIGNED) for answer in answers)
+    assert len(str(server.taken())) < 100_000

@@ -14,7 +14,7 @@ import re
 import stat
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
@@ -59,6 +59,19 @@ def private_folder(path: Path) -> None:
 def private(name: str, flags: int) -> int:
     """An opener for ``open``: a file that it makes is this user's alone (0600)."""
     return os.open(name, flags, 0o600)
+
+
+def append_lines(path: Path, lines: Iterable[Any]) -> None:
+    """Append JSON values, a line each, flushed to disk; a line that a kill has cut short is taken out first."""
+    with open(path, "ab+", opener=private) as file:
+        if size := file.seek(0, os.SEEK_END):
+            file.seek(size - 1)
+            if file.read(1) != b"\n":
+                file.seek(0)
+                file.truncate(file.read().rfind(b"\n") + 1)
+        file.write("".join(json.dumps(line) + "\n" for line in lines).encode())
+        file.flush()
+        os.fsync(file.fileno())
 
 
 def is_file(path: Path) -> bool:

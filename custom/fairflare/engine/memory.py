@@ -7,7 +7,6 @@ import contextlib
 import hashlib
 import json
 import math
-import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from pathlib import Path
 from typing import Any
@@ -139,12 +138,7 @@ class AnsweredFile:
                 lines[0]["set"] = named(sites)
                 if not any(one.get("set") == lines[0]["set"] for one in self.read()):
                     lines.insert(0, {"set": lines[0]["set"], "sites": sites})
-            with open(self._path, "ab+", opener=lambda path, flags: os.open(path, flags, 0o600)) as file:
-                file.seek(0)
-                file.truncate(file.read().rfind(b"\n") + 1)
-                file.write("".join(json.dumps(one) + "\n" for one in lines).encode())
-                file.flush()
-                os.fsync(file.fileno())
+            files.append_lines(self._path, lines)
 
 
 class SiteMemory:

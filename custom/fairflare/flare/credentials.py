@@ -20,7 +20,7 @@ from nvflare.lighter import utils
 
 from fairflare.core.errors import DataError, UserError
 from fairflare.core.schema import Answer, Instruction, said
-from fairflare.engine.files import private, private_folder
+from fairflare.engine.files import append_lines, private_folder
 from fairflare.engine.hashes import model_hash
 from fairflare.flare.paths import RUN_FOLDER
 from fairflare.privacy.identity import Credentials, Identity, NoIdentity
@@ -147,10 +147,7 @@ class Heads:
 
     def _append(self, line: Mapping[str, Any]) -> None:
         private_folder(self._path.parent)
-        with open(self._path, "a", encoding="utf-8", opener=private) as file:
-            file.write(json.dumps(line) + "\n")
-            file.flush()
-            os.fsync(file.fileno())
+        append_lines(self._path, [line])
 
 
 def signer_of(content: bytes, proof: Sealed, root: Any) -> tuple[str, str] | None:
