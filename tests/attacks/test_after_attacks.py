@@ -4,8 +4,9 @@
 import numpy as np
 import pytest
 
-from fairflare.core.schema import Instruction
+from fairflare.core.schema import Answer, Instruction
 from fairflare.core.types import Round
+from fairflare.engine.combination import Plain
 from fairflare.engine.memory import Asked, AskedAgain
 from fairflare.engine.setup.assembly import build_site, server_part, site_names
 from fairflare.engine.setup.config import make_config
@@ -230,3 +231,12 @@ def test_a_run_without_the_step_answers_nothing_of_it(task):
     federation = Federation(after="none")
     with pytest.raises(ValueError, match="unknown task"):
         federation.ask(VICTIM, task)
+
+
+def test_parts_that_add_up_to_no_number_are_refused():
+    class Huge:
+        def exchange(self, instructions):
+            return (Answer(site, round=1, sums=[1.7e308]) for site in instructions)
+
+    total = Plain().total(Huge(), {"a": {}, "b": {}}, Round(1, 1), lambda answer: answer.sums, 1)
+    assert not total.sites and {one.code for one in total.rejections} == {"sums"}

@@ -26,14 +26,18 @@ honest = decide.Site.terms
 
 def lying(self, known):
     part = np.array(honest(self, known))
-    if self.name == "west" and known.next == sums.SCALES:
-        part[: len(known.plan.estimands)] *= 1e9
+    if self.name == "west" and known.next == {place}:
+        part[{terms}] = 1e7
     return part.tolist()
 
 
 decide.Site.terms = lying
 """
-"""A site that claims more weight than its patients have: without a check it speaks for all others."""
+LIES = {
+    "more weight than its patients have": ("sums.SCALES", ": len(known.plan.estimands)"),
+    "many patients at all others": ("0", "3 : 3 + len(known.names)"),
+}
+"""Without a check the first speaks for all others, and the second has them all left out."""
 
 
 def question_on(folder, sites=SITES):
@@ -41,11 +45,12 @@ def question_on(folder, sites=SITES):
     return Question("tabular", plan=Plan(2, 1), choices={"values": {**values, "features": "age,score"}})
 
 
-def test_a_site_that_lies_in_its_sums_is_left_out(tmp_path, monkeypatch):
+@pytest.mark.parametrize("place, terms", [*LIES.values()], ids=list(LIES))
+def test_a_site_that_lies_in_its_sums_is_left_out(place, terms, tmp_path, monkeypatch):
     folder = write_tables(tmp_path / "tables", SITES)
     expected = measure(question_on(folder, SITES[:4]), tmp_path / "local")["sites"]
     monkeypatch.setattr(decide.Site, "terms", decide.Site.terms)  # what the plugin changes ends with this test
-    (tmp_path / "liar.py").write_text(LIAR)
+    (tmp_path / "liar.py").write_text(LIAR.format(place=place, terms=terms))
     monkeypatch.setenv("FAIRFLARE_PLUGINS", str(tmp_path / "liar.py"))
     found = measure_by_job(question_on(folder), tmp_path / "job")
     assert found["hospitals"] == list(SITES[:4]) == list(found["sites"])

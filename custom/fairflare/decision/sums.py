@@ -167,6 +167,15 @@ class Known:
         """The blocks of a sum that is known."""
         return self._blocks(place, self.sums[place])
 
+    def counts_itself(self, part: Sequence[float], name: str, rows: int) -> bool:
+        """Whether the hospital ``name`` of at most so many rows may add these counts to the first sum: its own alone.
+
+        Else a hospital that lies would have any of the others left out of refits.
+        """
+        blocks, own = self._blocks(0, part), np.array([one == name for one in self.names], dtype=bool)
+        counts = [blocks["rows"], blocks["regressed"], blocks["regressed_patients"], *blocks["rows_of"][own]]
+        return not blocks["rows_of"][~own].any() and all(0 <= count <= rows for count in counts)
+
     def is_plausible(self, part: Sequence[float], rows: int) -> bool:
         """Whether a hospital of so many rows may add these numbers to the next sum.
 

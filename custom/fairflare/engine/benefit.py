@@ -89,8 +89,9 @@ class Pair:
 def measured(
     pair: Pair, scoring: Task, groups: Sequence[str], min_count: int | None, seed: int, site: str
 ) -> dict[str, float]:
-    """What may leave of a pair, see ``reports``: nothing of fewer than ``min_count`` cases, without it no group."""
-    if not pair.n or pair.n < (min_count or 1):
+    """What may leave of a pair, see ``reports``: nothing of fewer than ``min_count`` patients, without it no group."""
+    of = pair.n if pair.patients is None else len(np.unique(pair.patients))
+    if not pair.n or of < (min_count or 1):
         return {}
     found = {N: float(pair.n)}
     if not pair.finite:

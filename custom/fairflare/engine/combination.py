@@ -15,7 +15,7 @@ from fairflare.aggregators.base import Outcome, Rule
 from fairflare.core.schema import Answer, Instruction, SiteModels, Transport
 from fairflare.core.types import Info, Reply, Round
 from fairflare.engine.checkpoint import Checkpoint
-from fairflare.engine.checks import Rejection, first_good, left_out, silent
+from fairflare.engine.checks import Refused, Rejection, first_good, left_out, silent
 from fairflare.engine.exchanges.compare import second_exchange
 from fairflare.engine.gate import Gate, Verdict
 
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from fairflare.engine.server_sums import ServerSums
 
 
+LARGEST_PART = 1e200
+"""Of a sum in the clear: no number of patients makes more, and two such parts still have a finite sum."""
 CheckSums = Callable[[Answer], list[float]]
 """The sums of an answer in the clear, as they may be added; raises Refused."""
 Aggregation: TypeAlias = "Plain | ServerSums"
@@ -119,7 +121,14 @@ class Plain:
         """Ask for sums over sites' cases and add them exactly, rounded once, as in secret."""
         asked = {site: Instruction(task, round, model, orders or {}) for site, model in models.items()}
         answers = list(transport.exchange(asked))
-        found, refused, _ = first_good(answers, check, round.number)
+
+        def checked(answer: Answer) -> list[float]:
+            part = check(answer)
+            if any(abs(value) > LARGEST_PART for value in part):
+                raise Refused("sums", f"sums: expected numbers of at most {LARGEST_PART:g}")
+            return part
+
+        found, refused, _ = first_good(answers, checked, round.number)
         sums = {str(i): math.fsum(own[i] for own in found.values()) for i in range(terms)}
         return Total(sorted(found), {"orders": sums}, left_out(refused, found) + silent(asked, answers))
 

@@ -112,7 +112,7 @@ class Policy:
             raise UserError(f"after: expected one of {', '.join((NO_STEP, *self.after))}, got {config.after!r}")
         if self.after is not None and config.solo and SOLO not in self.after:
             raise UserError("solo: expected false, for this site does not report its benefit of joining")
-        if self.after is not None and config.fold and JOIN not in self.after:
+        if self.after is not None and "/" in config.fold and JOIN not in self.after:
             raise UserError(f"fold: expected none, for this site is not tested fold by fold, got {config.fold!r}")
         others = [name for name in config.exchanges if self.after is not None and name not in self.after]
         if others:

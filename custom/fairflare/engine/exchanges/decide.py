@@ -244,8 +244,10 @@ class DecideAtServer:
             terms = known.length(place)
 
             def checked(answer: Answer, terms: int = terms, known: Known = known) -> list[float]:
-                part = _checked(answer.sums, terms)
-                if place > MOMENTS and not known.is_plausible(part, round(ended.declared.get(answer.site, 0))):
+                part, rows = _checked(answer.sums, terms), round(ended.declared.get(answer.site, 0))
+                if place == 0 and not known.counts_itself(part, answer.site, rows):
+                    raise Refused("sums", "sums: expected a hospital's own counts of its patients alone")
+                if place > MOMENTS and not known.is_plausible(part, rows):
                     raise Refused("sums", "sums: expected what so many patients add, got more weight or other terms")
                 return part
 
