@@ -246,6 +246,9 @@ def test_the_headline_may_be_the_chosen_models(tmp_path):
     found = write_report(tmp_path)["detail"]
     assert found["fairness"]["mean"] == found["chosen"]["test"]["best"]["mean"] and not found["chosen"]["is_last"]
     assert found["chosen"]["test"]["last"]["mean"] != found["fairness"]["mean"]
+    page = (tmp_path / "report.html").read_text()
+    assert found["chosen"]["model_sha256"] in page, "who predicts with it compares its hash"
+    assert "Chosen model" in page and "final model)" not in page
 
 
 def test_what_follows_a_run_is_of_the_model_that_its_headline_is_of(tmp_path):

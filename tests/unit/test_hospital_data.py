@@ -731,3 +731,54 @@ def test_units_and_codes_of_a_site_are_converted_by_the_lines_that_are_printed(t
     file.write_text(file.read_text().replace('"crea"', '"creatinine"'))
     code, out, _ = call(capsys, "preflight", file)
     assert code == 1 and "expected a column among" in out and "creatinine" in out
+
+
+def table_of(seed, n=40):
+    rng = np.random.default_rng(seed)
+    own = {"age": rng.integers(30, 90, n), "crea": rng.normal(1, 0.3, n).round(2), "died": rng.integers(0, 2, n)}
+    return pd.DataFrame(own)
+
+
+def put(root, **tables):
+    for name, table in tables.items():
+        path = root / f"{name}.csv"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        table.to_csv(path, index=False)
+
+
+def refused(root, **chosen):
+    with pytest.raises(UserError) as error:
+        look(root, Choices(label="died", **chosen))
+    return str(error.value)
+
+
+def test_no_table_in_a_folder_is_passed_over(tmp_path):
+    """It was left out without a word, and a hospital with it."""
+    put(tmp_path, Mitte=table_of(1), Nord=table_of(2))
+    put(tmp_path / "Süd", Haus=table_of(3))
+    text = refused(tmp_path)
+    assert "Süd/Haus.csv: a table in a folder, beside tables that are in none" in text and "Mitte.csv" in text
+    shutil.move(tmp_path / "Süd" / "Haus.csv", tmp_path / "Süd.csv")
+    assert sorted(look(tmp_path, Choices(label="died")).sites) == ["Mitte", "Nord", "Süd"]
+
+
+def test_a_copy_of_a_hospitals_file_does_not_double_it(tmp_path):
+    put(tmp_path, **{"Nord/Daten": table_of(1), "Nord/Daten_alt": table_of(1), "Mitte/Daten": table_of(2)})
+    assert "Nord/Daten_alt.csv: expected other rows than those of Nord/Daten.csv, got a copy" in refused(tmp_path)
+
+
+def test_an_id_whose_rows_are_not_one_persons_is_named_and_no_predictor(tmp_path):
+    tables = {}
+    for seed, site in enumerate(("Mitte", "Nord")):
+        sex, ids = np.random.default_rng(seed).choice(["m", "f"], 40), 1001 + np.arange(40) // 2
+        tables[site] = table_of(seed).assign(id=ids, Belegnummer=ids + 5000, sex=sex)
+    put(tmp_path, **tables)
+    found = look(tmp_path, Choices(label="died"))
+    assert any("id repeats, but sex differs within one value" in note for note in found.notes)
+    assert found.options["features"] == "age,crea,sex"
+
+
+def test_a_table_of_a_header_alone_is_one_clear_line(tmp_path):
+    put(tmp_path, Mitte=table_of(1), Nord=table_of(2).iloc[:0])
+    found = look(tmp_path, Choices(label="died"))
+    assert found.sites == ["Mitte"] and any("Nord.csv holds no rows" in note for note in found.notes)

@@ -22,6 +22,7 @@ from fairflare.report.personal import remark
 from fairflare.report.sanity_checks import sentences, verdict
 from fairflare.report.sections import quantities as known
 from fairflare.report.sentences import worst_class
+from fairflare.report.sites import final
 from fairflare.report.values import ends, label, plural, signed, text
 from fairflare.studies.display import note, out
 
@@ -52,7 +53,7 @@ def run_result(report: Mapping[str, Any], folder: Path, advice: Mapping[str, Any
         [f"shared test set: {row['name']}", _number(row["value"]), "", "", ""] for row in summary["test_sets"]["rows"]
     ]
     title = f"{summary['method']['title']} on {summary['task']['id']}:{summary['task']['preset']}"
-    show_table(title, ["final model", "mean", "worst site", "best site", "gap"], rows)
+    show_table(title, [final(summary), "mean", "worst site", "best site", "gap"], rows)
     if doubt := verdict(summary):
         out.print(f"[bold red]{escape(doubt)}[/]")
     for sentence in worst_class(summary) + sentences(summary):

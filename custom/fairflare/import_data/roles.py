@@ -260,6 +260,8 @@ class People:
             if more < 0 and points >= BAR and role == "patient":  # a name that says it stands against few errors
                 self.notes.append(f"{column.name}: {text}: are these the same people?")
                 more = 0
+            elif more < 0 and role == "patient" and self.repeats(column):
+                self.notes.append(f"{column.name} repeats, but {text}: every row is taken for a person of its own")
             points, why = points + more, [*why, *filter(None, [text])]
         return Evidence(column.name, role, points, tuple(why))
 
@@ -326,6 +328,8 @@ def is_code(column: Column) -> str:
     if named := column.says("column_code"):
         return f"{named[0]} in its name says codes"
     if column.is_whole and (column.words[-1:] == ["id"] or re.search(r"[a-z](Id|ID)$", column.name)):
+        return "its name says an id"
+    if column.is_whole and column.plain.endswith("nummer") and column.is_id:
         return "its name says an id"
     numbered = column.is_whole and column.words[1:] and column.words[-1] in NUMBERED
     if numbered and column.numbers.min() > 0 and column.numbers.max() > SPARSE * column.different >= SPARSE * FEW_CODES:

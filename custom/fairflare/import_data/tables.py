@@ -7,6 +7,7 @@ The tables of a folder are read as one, with what their names and folders say of
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import math
 import re
 import unicodedata
@@ -118,6 +119,7 @@ def unnamed_tables(files: Files) -> list[str]:
 def rows_of(root: Path, paths: Sequence[Path], chosen: Choices) -> pd.DataFrame:
     """All rows, "" where a cell says nothing; their tables' names and folders say site and split."""
     base = root if root.is_dir() else root.parent
+    _refuse_copies(base, paths)
     named = _named(base, paths)
     found: list[pd.DataFrame] = []
     notes: list[str] = []
@@ -169,6 +171,28 @@ def rows_of(root: Path, paths: Sequence[Path], chosen: Choices) -> pd.DataFrame:
     _rewrite(whole, [name for name in whole.columns if name in odd_names], notes)
     whole.attrs["notes"] = tuple(notes)
     return whole
+
+
+def _refuse_copies(base: Path, paths: Sequence[Path]) -> None:
+    """Raise UserError where two files are the same, whose rows would count twice."""
+    sizes, known = Counter(path.stat().st_size for path in paths), dict[bytes, Path]()
+    for path in (path for path in paths if sizes[path.stat().st_size] > 1):
+        other = known.setdefault(hashlib.sha256(path.read_bytes()).digest(), path)
+        if other is not path:
+            same, of = (one.relative_to(base).as_posix() for one in (path, other))
+            raise UserError(f"init: {same}: expected other rows than those of {of}, got a copy: move one of them away")
+
+
+def _refuse_depths(files: Files, paths: Sequence[Path]) -> None:
+    """Raise UserError where tables lie in folders beside tables that do not: some would not be read."""
+    if files.root.is_file() or any(path.parent != files.root for path in paths):
+        return
+    for path in sorted(files.root.glob("*/*"), key=lambda path: natural(str(path))):
+        hidden = path.name.startswith((".", "~$")) or path.parent.name.startswith(".")
+        if path.suffix.lower() in KINDS and not hidden and path.parent.name != "fairflare" and path.is_file():
+            name = path.relative_to(files.root).as_posix()
+            ways = f"put it beside {paths[0].name}, or each hospital's table into a folder of its own"
+            raise UserError(f"init: {name}: a table in a folder, beside tables that are in none: {ways}")
 
 
 def _alike(*columns: Any) -> bool:
@@ -346,13 +370,15 @@ def examples_in_tables(files: Files, paths: Sequence[Path], chosen: Choices) -> 
 
 def _holds_units(table: pd.DataFrame) -> bool:
     """Whether the first row holds words where all others hold numbers, as a row of units or a second header does."""
+    if len(table) <= LEAST:
+        return False
     first, rest = table.iloc[0], table.iloc[1 : ROWS + 1]
     odd = {*first.index[(first != "") & pd.to_numeric(first, errors="coerce").isna()]}
 
     def is_number(name: str) -> bool:
         return bool(pd.to_numeric(rest[name], errors="coerce").notna().mean() > UNIQUE)
 
-    if len(rest) < LEAST or any(map(is_number, (name for name in table.columns if first[name] and name not in odd))):
+    if any(map(is_number, (name for name in table.columns if first[name] and name not in odd))):
         return False
     numbers = [*filter(is_number, table.columns)]
     return len(numbers) > 1 and 2 * len(odd & {*numbers}) > len(numbers)
@@ -381,6 +407,7 @@ def _of_rows(files: Files, paths: Sequence[Path], table: pd.DataFrame, chosen: C
             f"{paths[0].name} names none of the {len(files.images)} images, by file, folder or header", readings
         ):
             return images_in_folders(files, chosen)
+    _refuse_depths(files, paths)
     return _rows(files, table, own, chosen)
 
 

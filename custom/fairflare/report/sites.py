@@ -94,6 +94,9 @@ def over_patients(row: Json, metric: str, value: float | None) -> Estimate:
 
 
 def final(run: Json) -> str:
+    """What the run's results are of, in words."""
+    if (run.get("chosen") or {}).get("headline") == "best":
+        return "chosen model"
     return "final model" if run["status"] == "completed" else "last model"
 
 
