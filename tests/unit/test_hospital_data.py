@@ -345,10 +345,10 @@ def test_localizers_are_left_out_and_what_tells_the_class_at_a_site_is_said(tmp_
     for path in (tmp_path / "alone", tmp_path / "alone" / "cohort.dat"):
         code, _, err = call(capsys, "init", path, "--yes")
         assert code == 2 and err.count("\n") == 1 and ".csv" in err, err
-    for name in ("A.csv", "B/b.csv", "c.csv.gz"):
+    for name in ("A.csv", "B/b.dat", "c.csv.gz"):
         hospital_habits.write(tmp_path / "alone", hospital_tables.cohort(), name)
     notes = look(tmp_path / "alone", Choices()).notes
-    assert any(note.startswith("B/b.csv, cohort.dat: a table that is not read") for note in notes)
+    assert any(note.startswith("B/b.dat, cohort.dat: a table that is not read") for note in notes)
     assert any(note.startswith("1 files of other formats are not read, e.g. c.csv.gz is packed") for note in notes)
 
 

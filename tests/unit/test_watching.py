@@ -14,6 +14,8 @@ from cases import each
 from fairflare.cli.console import MOST_SITES, Watched, headlines, picture, watch
 from fairflare.cli.main import cli
 from fairflare.core.errors import UserError
+from fairflare.engine.files import save_json
+from fairflare.studies.folders import opened
 
 BEGUN = datetime.now(timezone.utc) - timedelta(seconds=60)
 
@@ -104,3 +106,14 @@ def test_a_log_that_is_none_is_said_in_one_line(line, tmp_path):
     (tmp_path / "audit.jsonl").write_text(f"{json.dumps(_start(['A']))}\n{line}\n")
     with pytest.raises(UserError, match="audit.jsonl: expected a run's log"):
         watch(tmp_path)
+
+
+def test_a_run_that_nobody_makes_any_more_is_not_called_running(tmp_path):
+    """After Ctrl-C or a kill; of one over FLARE the folder does not know."""
+    watched = _watched(_start(["a"]), _round(1, {"a": 0.5}))
+    assert "running" in _text(watched, tmp_path)
+    save_json(tmp_path / "config.json", {"env": "local"})
+    shown = "".join(_text(watched, tmp_path).split())
+    assert "stopped" in shown and f"fairflareresume{tmp_path}" in shown
+    with opened(tmp_path):
+        assert "running" in _text(watched, tmp_path)

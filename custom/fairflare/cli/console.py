@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime, timezone
@@ -254,13 +255,18 @@ def headlines(watched: Watched, folder: Path) -> list[str]:
     found = [f"{watched.start['method']} on {watched.start['task']}, seed {watched.start['seed']}"]
     words = score_words(watched.rounds[-1], watched.headline) if watched.rounds else ""
     ended = ": ".join(filter(None, (watched.finish.get("status"), watched.finish.get("reason"))))
-    state = ended if watched.finish else _still(watched, done, total)
+    state = ended if watched.finish else _still(watched, folder, done, total)
     return [*found, ", ".join(filter(None, (f"round {done} of {total}", words))), state]
 
 
-def _still(watched: Watched, done: int, total: int) -> str:
+def _still(watched: Watched, folder: Path, done: int, total: int) -> str:
+    from fairflare.engine.files import CONFIG, at_work, read_json
+
     silent = (datetime.now(timezone.utc) - watched.last).total_seconds()
     since = f"last line {duration(silent)} ago"
+    here = is_file(folder / CONFIG) and read_json(folder / CONFIG).get("env") in ("local", "sim")
+    if here and not at_work(folder):
+        return f"stopped, {since}; {shlex.join(['fairflare', 'resume', str(folder)])} goes on"
     if done >= total:
         return f"evaluating, {since}"
     left = time_left((watched.last - watched.begun).total_seconds(), done - watched.first, total - done)

@@ -119,8 +119,8 @@ def unnamed_tables(files: Files) -> list[str]:
 def rows_of(root: Path, paths: Sequence[Path], chosen: Choices) -> pd.DataFrame:
     """All rows, "" where a cell says nothing; their tables' names and folders say site and split."""
     base = root if root.is_dir() else root.parent
-    _refuse_copies(base, paths)
     named = _named(base, paths)
+    _refuse_copies(base, paths)
     found: list[pd.DataFrame] = []
     notes: list[str] = []
     odd_names: set[str] = set()
