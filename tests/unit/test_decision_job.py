@@ -358,3 +358,17 @@ def test_a_run_without_a_decision_is_none(tmp_path):
     with pytest.raises(RunFailed, match="before the decision"):
         decided(tmp_path)
     assert np.isfinite(PLAN.design.factor)
+
+
+def test_another_decision_replaces_none_by_itself_and_leaves_none_of_its_sheets(asked, tmp_path):
+    folder = tmp_path / "j"
+    measure(asked, folder)
+    sheets = sheets_of(folder, language="de")
+    before = (folder / "decision.json").read_bytes()
+    other = dataclasses.replace(asked, plan=dataclasses.replace(asked.plan, folds=asked.plan.folds + 1))
+    with pytest.raises(UserError, match="holds the decision of another question, with folds"):
+        measure(other, folder)
+    assert (folder / "decision.json").read_bytes() == before and all(path.is_file() for path in sheets)
+    measure(other, folder, force=True)
+    assert not any(path.exists() for path in sheets), "a sheet in another language spoke of the first decision"
+    assert len(list((folder / "sheets").glob("*.html"))) == len(sheets)

@@ -782,3 +782,20 @@ def test_a_table_of_a_header_alone_is_one_clear_line(tmp_path):
     put(tmp_path, Mitte=table_of(1), Nord=table_of(2).iloc[:0])
     found = look(tmp_path, Choices(label="died"))
     assert found.sites == ["Mitte"] and any("Nord.csv holds no rows" in note for note in found.notes)
+
+
+def test_a_hospital_of_few_patients_is_left_out_of_a_run_as_preflight_says(tmp_path, capsys):
+    put(tmp_path / "data", A=table_of(1, 80), B=table_of(2, 80), C=table_of(3, 8).assign(died=[0, 1] * 4))
+    assert call(capsys, "init", tmp_path / "data", "--yes", "--label", "died")[0] == 0
+    code, said, _ = call(capsys, "preflight", tmp_path / "data")
+    assert code == 0 and "C: too few patients: a run leaves them out" in said
+    run = ("run", "fedavg", "--data", tmp_path / "data", "--rounds", "1", "--out", tmp_path / "run")
+    code, _, err = call(capsys, *run)
+    assert code == 0 and "C left out: preflight (few_examples" in err, err
+    for name in ("A", "B"):
+        (tmp_path / "data" / f"{name}.csv").unlink()
+    put(tmp_path / "data", A=table_of(1, 8), B=table_of(2, 80), C=table_of(3, 8).assign(died=[0, 1] * 4))
+    shutil.rmtree(tmp_path / "data" / INSIDE)
+    assert call(capsys, "init", tmp_path / "data", "--yes", "--label", "died")[0] == 0
+    code, _, err = call(capsys, *run[:-1], tmp_path / "other")
+    assert code != 0 and "expected at least 10 rows with a label, got 8" in err

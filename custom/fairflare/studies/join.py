@@ -39,7 +39,7 @@ from fairflare.decision.study import (
 from fairflare.decision.sums import Plan
 from fairflare.engine.audit import AuditLog
 from fairflare.engine.exchanges.decide import MIN_SECRET, own_answer
-from fairflare.engine.files import AUDIT, private_folder, read_json, save_json, save_text
+from fairflare.engine.files import AUDIT, is_file, private_folder, read_json, save_json, save_text
 from fairflare.engine.preflight import SMALL
 from fairflare.engine.setup.config import RunConfig, site_of_client
 from fairflare.engine.setup.parts import Parts, build_parts
@@ -209,6 +209,7 @@ def measure(
         words = f"{question.plan.folds} folds, {question.plan.deals} deals"
         display.note(f"{len(runs)} federated trainings ({len(question.methods)} methods, {words})")
     check_collection(folder)
+    _check_question(folder, question, force)
     one = partial(run_once, force=force, page=False)
     with Study(runs).finished(folder, one, workers=workers, lockstep=lockstep):
         answers = dict[str, Answer]()
@@ -241,7 +242,20 @@ def display_shared(hospitals: Mapping[str, Hospital], plan: Plan) -> None:
         display.note(f"{both} patients are at more than one hospital: --shared-patients deals them alike")
 
 
+def _check_question(folder: Path, question: Question, force: bool) -> None:
+    """Raise UserError where ``folder`` holds the decision of another question, unless ``force``: it may be signed."""
+    if force or not is_file(folder / DECISION):
+        return
+    there, asked = read_json(folder / DECISION), {"task": question.task, "event": question.event}
+    for key, value in (asked | dataclasses.asdict(question.plan)).items():
+        if key in there and there[key] != value:
+            ways = "--out names another folder, --force replaces it"
+            raise UserError(f"{folder}: holds the decision of another question, with {key} {there[key]!r}; {ways}")
+
+
 def _write(result: Json, folder: Path) -> None:
+    for path in (folder / SHEETS).glob("*.html"):  # in any language, of what was decided before
+        path.unlink()
     save_json(folder / DECISION, result)
     save_text(folder / JOIN_PAGE, page(result))
     if "averages" in result:
@@ -475,6 +489,7 @@ def measure_by_job(
     """
     config = job_of(question, secure=secure)
     check_collection(folder)
+    _check_question(folder, question, force)
     with created(folder), opened(folder):
         if deployment:
             execute_deployed(config, folder / RUN, force=force, **deployment)

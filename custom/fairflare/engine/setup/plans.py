@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fairflare.core import validation
-from fairflare.core.errors import UserError
+from fairflare.core.errors import DataError, UserError
 from fairflare.core.settings import bare, owner_of
 from fairflare.data.table_columns import as_text, names_of, read_columns
 from fairflare.data.table_fingerprint import filled, without_levels
@@ -164,15 +164,26 @@ def plan_of(kind: str, prints: Mapping[str, Fingerprint]) -> Plan:
 
 
 def fingerprints(task: OwnData, min_count: int | None = LEAST) -> dict[str, Fingerprint]:
-    """Site -> fingerprint, of the sites whose lists are on this machine; {} where one of them cannot be read."""
-    found: dict[str, Fingerprint] = {}
+    """Site -> fingerprint, of the sites whose lists are on this machine; {} where one of them cannot be read.
+
+    Without tables of too few rows, which a run leaves out where two sites or more, and most, have enough.
+    """
+    found, small = dict[str, Fingerprint](), list[DataError]()
     for site in task.sites():
         one = fingerprint(task, site, None, min_count)
         if one is None:
-            if isinstance(task, Tabular) and task.lacks_levels:
-                of_rows(task, task.located(site, None), min_count)  # says why, as nothing later can
+            try:
+                if isinstance(task, Tabular) and task.lacks_levels:
+                    of_rows(task, task.located(site, None), min_count)  # says why, as nothing later can
+            except DataError as error:
+                if error.code != "few_examples":
+                    raise
+                small.append(error)
+                continue
             return {}  # preflight refuses the run, and says why
         found[site] = one
+    if small and not 2 <= len(found) > len(small):
+        raise small[0]
     return found
 
 
