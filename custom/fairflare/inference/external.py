@@ -27,12 +27,13 @@ from fairflare.core.findings import Finding
 from fairflare.core.metric import finite
 from fairflare.core.schema import IN_USE, Instruction
 from fairflare.core.seeds import derive
-from fairflare.core.types import INTERVALS, Round, Training
+from fairflare.core.types import INTERVALS, Round, SplitName, Training
+from fairflare.core.validation import shown
 from fairflare.data.readers.datalist import Frame
 from fairflare.data.readers.files import FileSplit
 from fairflare.data.readers.geometry import geometry_of
 from fairflare.data.site_config import SiteConfig, stricter
-from fairflare.data.tensors import TensorData, as_float
+from fairflare.data.tensors import Split, TensorData, as_float
 from fairflare.engine.after.base import Cases, plain
 from fairflare.engine.benefit import Pair, measured
 from fairflare.engine.clinical import NOTHING
@@ -139,6 +140,8 @@ ALL = "all"
 GUESSING = 0.5
 LOOKED_AT = 200
 """Images that are held against the training's."""
+DISTINCT = 0.9
+"""Share of a site's rows that differ from each other, from which on they tell whose a table is."""
 LAST = Round(1, 1)
 Json = dict[str, Any]
 
@@ -207,6 +210,33 @@ def about_evaluation(opened: Opened, config: RunConfig, split: str) -> Json:
     return {**told, "outcome": str(config.options.get("label") or "")}
 
 
+def _refuse_trained_rows(opened: Opened, name: str, data: TensorData) -> None:
+    """Raise UserError where most rows of a table are those that a site of the run trained on, whatever it is called.
+
+    As far as the run's tables are on this machine, and tell their rows apart.
+    """
+    folder = Path(str(opened.config.options.get("datalists") or ""))
+    if not folder.name or not folder.is_dir() or opened.task.table_inputs() is None:
+        return
+    rows = _bytes_of_rows(data, "test")
+    for site in (one for one in opened.about["sites"] if one != opened.config.leave_out):
+        try:
+            own = opened.task.site_data(site)
+        except UserError:  # its table is not there, or no longer what it was
+            continue
+        known = _bytes_of_rows(own, "train") + _bytes_of_rows(own, "val")
+        distinct = set(known)
+        same = sum(row in distinct for row in rows)
+        if len(distinct) >= DISTINCT * len(known) and 2 * same >= len(rows):
+            ways = "--split test of what init has written takes its test patients alone"
+            raise UserError(f"{name}: {same} of {len(rows)} rows trained the model at {shown(site)}: {ways}")
+
+
+def _bytes_of_rows(data: Any, split: SplitName) -> list[bytes]:
+    found = data.splits.get(split)
+    return [row.tobytes() for row in found.inputs.cpu().numpy()] if isinstance(found, Split) else []
+
+
 class _Hospital:
     def __init__(
         self, name: str, own: SiteConfig, opened: Opened, config: RunConfig, parts: Parts, asked: Asked
@@ -232,6 +262,8 @@ class _Hospital:
             raise UserError(f"{name}: {error}") from None
         if data is None:
             raise UserError(f"{name}: {found[0].text}")
+        if asked.split == ALL:
+            _refuse_trained_rows(opened, name, data)
         self._findings = found
         return data.on(self._device)
 

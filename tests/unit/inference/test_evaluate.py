@@ -174,6 +174,10 @@ def test_what_does_not_fit_is_refused_in_a_line(table_run, photo_run, tables, ho
     assert "east: took part in the run's training" in said and "--split test" in said
     shutil.copy(tables / "east.csv", tmp_path / "other.csv")
     assert "took part in the run's training as 'east'" in refused(capsys, table_run, tmp_path / "other.csv")
+    head, *rows = (tables / "east.csv").read_text().splitlines()
+    (tmp_path / "mixed.csv").write_text("\n".join([head, *sorted(rows)[: len(rows) // 2]]) + "\n")
+    said = refused(capsys, table_run, tmp_path / "mixed.csv")
+    assert "rows trained the model at 'east'" in said, "half of its rows, in another order"
     shutil.copy(hospital, tmp_path / "East.csv")
     said = refused(capsys, table_run, tmp_path / "East.csv")
     assert "--name NAME if it is another hospital" in said
