@@ -114,6 +114,8 @@ def _cut(files: Mapping[str, Path], notes: list[str]) -> dict[str, Files]:
 
 def table_of(named: Sequence[Path]) -> Path:
     """The one table; raises UserError."""
+    if lost := [path for path in named if not path.exists()]:
+        raise UserError(f"{lost[0]}: no such file or folder")
     if len(named) != 1 or not named[0].is_file() or suffix_of(named[0]) not in SUFFIXES:
         got = ", ".join(path.name for path in named[:3])
         raise UserError(f"expected one table ({', '.join(SUFFIXES)}) for this run, got {shown(got)}")

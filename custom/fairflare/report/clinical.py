@@ -315,9 +315,10 @@ def per_thousand(run: Json) -> str:
     n = sum(view["n"] for view in known)
     ill, flagged, right = (round(1000 * sum(view[key] for view in known) / n) for key in COUNTS)
     event = class_words(found["event"], run)
+    where = "" if len(known) == len(views) else f" (of {len(known)} of {len(views)} sites; the others have too few)"
     return (
-        f"Of 1,000 test patients {ill} have the outcome ({event}). A risk of {found['threshold']:.2f} or more flags "
-        f"{right} of them and {flagged - right} others: {1000 - ill - flagged + 2 * right} are classified right."
+        f"Of 1,000 test patients{where} {ill} have the outcome ({event}). A risk of {found['threshold']:.2f} or more "
+        f"flags {right} of them and {flagged - right} others: {1000 - ill - flagged + 2 * right} are classified right."
     )
 
 

@@ -164,8 +164,8 @@ def test_broken_datalists_name_split_entry_and_cause(tmp_path):
     "change, message",
     [
         (("label=outcome", "features=age,height"), "expected a column 'height'; it has: age, score, sex, outcome"),
-        (("label=outcome", "features=age,sex"), "row 0: sex: expected a number, got"),
-        (("label=sex", "features=age"), "row 0: sex: expected lived, died, got"),
+        (("label=outcome", "features=age,sex"), "row 1: sex: expected a number, got"),
+        (("label=sex", "features=age"), "row 1: sex: expected lived, died, got"),
         (("label=outcome", "features=age,outcome"), "features: expected no 'outcome', which is the label"),
         (("label=outcome",), "features: expected columns of the table"),
     ],

@@ -143,8 +143,9 @@ def test_of_a_thousand_patients():
     found = {"event": "1", "in_use": "before", "threshold": 0.3, "rows": rows}
     run = {"clinical": found, "task": {"classes": ["0", "1"], "options": {"label": "died"}}}
     assert per_thousand(run) == (
-        "Of 1,000 test patients 250 have the outcome (died). A risk of 0.30 or more flags 200 of them and 100 others: "
-        "850 are classified right."
+        "Of 1,000 test patients (of 1 of 2 sites; the others have too few) 250 have the outcome (died). "
+        "A risk of 0.30 or more flags 200 of them and 100 others: 850 are classified right."
     )
+    assert per_thousand({**run, "clinical": {**found, "rows": rows[:1]}}).startswith("Of 1,000 test patients 250 have")
     for change in ({"in_use": "after"}, {"event": None}, {"rows": rows[1:]}):
         assert per_thousand({**run, "clinical": {**found, **change}}) == ""

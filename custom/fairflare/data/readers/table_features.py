@@ -155,7 +155,7 @@ def check_cells(
     """Raise DataError that names the first cell of a column that does not fit."""
     if not all(fits):
         row = int(np.argmin(fits))
-        text = f"table {file}: row {row}: {name}: expected {expected}, got {shown(columns[name][row])}"
+        text = f"table {file}: row {row + 1}: {name}: expected {expected}, got {shown(columns[name][row])}"
         raise DataError(code, text)
 
 
@@ -181,7 +181,7 @@ def as_words(file: str, name: str, cells: Sequence[str], known: Collection[float
     for i, cell in enumerate(found):
         if cell and cell not in known:
             some = ", ".join(sorted(map(str, known))[:8])
-            raise DataError("number", f"table {file}: row {i}: {name}: expected one of {some}, got {shown(cell)}")
+            raise DataError("number", f"table {file}: row {i + 1}: {name}: expected one of {some}, got {shown(cell)}")
     return np.array(found, "U")
 
 
@@ -193,7 +193,7 @@ def as_days(file: str, name: str, cells: Sequence[str]) -> np.ndarray:
             try:
                 found[i] = _days(cell)
             except ValueError:
-                text = f"table {file}: row {i}: {name}: expected a date as YYYY-MM-DD, got {shown(cell)}"
+                text = f"table {file}: row {i + 1}: {name}: expected a date as YYYY-MM-DD, got {shown(cell)}"
                 lines = [f"dates: {json.dumps({name: form})}" for form in date_forms(cells)]
                 text += f"; a line of the site's file says how it is read: {' or '.join(lines)}" if lines else ""
                 raise DataError("number", text) from None
@@ -239,11 +239,13 @@ def as_numbers(file: str, name: str, cells: Sequence[str]) -> np.ndarray:
             try:
                 found[i] = float(cell if "_" not in cell else "no number")
             except ValueError:
-                text = f"table {file}: row {i}: {name}: expected a number, got {shown(cell)}"
+                text = f"table {file}: row {i + 1}: {name}: expected a number, got {shown(cell)}"
                 raise DataError("number", text) from None
             if not math.isfinite(found[i]):
-                raise DataError("number", f"table {file}: row {i}: {name}: expected a finite number, got {shown(cell)}")
+                raise DataError(
+                    "number", f"table {file}: row {i + 1}: {name}: expected a finite number, got {shown(cell)}"
+                )
             if abs(found[i]) >= LARGEST:
-                text = f"table {file}: row {i}: {name}: expected a number below 1e30 in size, got {shown(cell)}"
+                text = f"table {file}: row {i + 1}: {name}: expected a number below 1e30 in size, got {shown(cell)}"
                 raise DataError("number", text)
     return found

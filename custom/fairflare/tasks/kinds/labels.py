@@ -141,7 +141,7 @@ class Labels(TaskKind):
             try:
                 found.append(self._label(tuple(classes), cell))
             except ValueError as error:
-                text = f"table {file}: row {row}: {names[0]}: {error}, got {shown(cell)}"
+                text = f"table {file}: row {row + 1}: {names[0]}: {error}, got {shown(cell)}"
                 raise DataError("label", text) from None
         return torch.tensor(found)
 
