@@ -152,6 +152,8 @@ def rows_of(root: Path, paths: Sequence[Path], chosen: Choices) -> pd.DataFrame:
                 odd = [f"{says} {some(one, 6)}" for says, one in (("lacks", lacks), ("has", more)) if one]
                 text = f"expected the columns of {paths[0].name}; {', '.join(odd)}"
                 ways = "" if lacks and more else f" ({flag('leave-out', *lacks, *more)} leaves them out)"
+                if {chosen.label, chosen.time, chosen.event} & {*lacks}:
+                    ways = " (it has no outcome: a hospital without one is left out by moving its table elsewhere)"
                 if len(lacks) == len(more) and all(map(_alike, map(found[0].get, lacks), map(columns.get, more))):
                     pairs = [f"{own}={other}" for own, other in zip(more, lacks, strict=True)]
                     ways = f"; by their places and cells these may be the same ({flag('rename', *pairs)})"
