@@ -781,8 +781,13 @@ def test_an_id_whose_rows_are_not_one_persons_is_named_and_no_predictor(tmp_path
 def test_a_hospital_without_the_outcome_is_not_told_to_leave_the_outcome_out(tmp_path):
     put(tmp_path, Mitte=table_of(1), Nord=table_of(2), Süd=table_of(3).drop(columns="died"))
     text = refused(tmp_path)
-    assert "Süd.csv: expected the columns of Mitte.csv; lacks died (it has no outcome" in text
+    assert (
+        "Süd.csv: expected the columns of Mitte.csv; lacks died (a hospital without the outcome: --without 'Süd'"
+        in text
+    )
     assert "leave-out" not in text
+    assert look(tmp_path, Choices(label="died", without=("Süd",))).sites == ["Mitte", "Nord"]
+    assert "unknown site" in refused(tmp_path, without=("Ost",)) or "lacks died" in refused(tmp_path, without=("Ost",))
 
 
 def test_a_table_of_a_header_alone_is_one_clear_line(tmp_path):

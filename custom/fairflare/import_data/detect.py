@@ -182,7 +182,7 @@ def look(root: Path, chosen: Choices, tell: Tell = nothing) -> Found:
     if not found.examples:
         raise UserError(f"init: nothing in {root} has a label")
     for site in chosen.without:
-        if site not in found.sites:
+        if site not in (*found.sites, *found.unread):
             raise UserError(f"--without: {unlisted('site', site, found.sites)}")
     if chosen.without:
         found = replace(found, examples=[one for one in found.examples if one.site not in chosen.without])

@@ -131,6 +131,7 @@ class Found:
         links: images that are symbolic links whose files lie outside of the folder.
         masks: path of a mask that is still to be written -> its content.
         reading: evidence for the roles of a table's columns, see ``roles.Evidence``; its text is a line.
+        unread: sites whose tables were left out before they were read.
     """
 
     kind: str
@@ -145,6 +146,7 @@ class Found:
     splits: tuple[str, ...] = ()
     links: tuple[str, ...] = ()
     masks: Mapping[str, bytes] = field(default_factory=dict)
+    unread: tuple[str, ...] = ()
 
     @property
     def form(self) -> DataForm:

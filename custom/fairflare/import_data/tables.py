@@ -119,8 +119,11 @@ def unnamed_tables(files: Files) -> list[str]:
 def rows_of(root: Path, paths: Sequence[Path], chosen: Choices) -> pd.DataFrame:
     """All rows, "" where a cell says nothing; their tables' names and folders say site and split."""
     base = root if root.is_dir() else root.parent
-    named = _named(base, paths)
+    named = [*zip(paths, _named(base, paths), strict=True)]
     _refuse_copies(base, paths)
+    unread = [site for _, (site, _) in named if site in chosen.without]
+    named = [(path, pair) for path, pair in named if pair[0] not in chosen.without]
+    paths = [path for path, _ in named] or paths
     found: list[pd.DataFrame] = []
     notes: list[str] = []
     odd_names: set[str] = set()
@@ -130,7 +133,7 @@ def rows_of(root: Path, paths: Sequence[Path], chosen: Choices) -> pd.DataFrame:
 
         given = renamed_of(read.in_line(chosen.rename), "--rename")
     unseen = {*given}
-    for path, (site, split) in zip(paths, named, strict=True):
+    for path, (site, split) in named:
         try:
             columns, said = read_laid_out(path, chosen)
         except DataError as error:
@@ -153,7 +156,8 @@ def rows_of(root: Path, paths: Sequence[Path], chosen: Choices) -> pd.DataFrame:
                 text = f"expected the columns of {paths[0].name}; {', '.join(odd)}"
                 ways = "" if lacks and more else f" ({flag('leave-out', *lacks, *more)} leaves them out)"
                 if {chosen.label, chosen.time, chosen.event} & {*lacks}:
-                    ways = " (it has no outcome: a hospital without one is left out by moving its table elsewhere)"
+                    way = f"{flag('without', site)} leaves it out" if site else "leave it out"
+                    ways = f" (a hospital without the outcome: {way})"
                 if len(lacks) == len(more) and all(map(_alike, map(found[0].get, lacks), map(columns.get, more))):
                     pairs = [f"{own}={other}" for own, other in zip(more, lacks, strict=True)]
                     ways = f"; by their places and cells these may be the same ({flag('rename', *pairs)})"
@@ -171,7 +175,7 @@ def rows_of(root: Path, paths: Sequence[Path], chosen: Choices) -> pd.DataFrame:
     if any(len(table.columns) < len(whole.columns) for table in found):
         whole = whole.fillna("")
     _rewrite(whole, [name for name in whole.columns if name in odd_names], notes)
-    whole.attrs["notes"] = tuple(notes)
+    whole.attrs |= {"notes": tuple(notes), "unread": tuple(unread)}
     return whole
 
 
@@ -367,7 +371,7 @@ def examples_in_tables(files: Files, paths: Sequence[Path], chosen: Choices) -> 
     """
     table = rows_of(files.root, paths, chosen)
     found = _of_rows(files, paths, table, chosen)
-    return replace(found, notes=(*found.notes, *table.attrs["notes"]))
+    return replace(found, notes=(*found.notes, *table.attrs["notes"]), unread=table.attrs["unread"])
 
 
 def _holds_units(table: pd.DataFrame) -> bool:
