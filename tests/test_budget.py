@@ -26,7 +26,7 @@ PACKAGES = {
     "estimators": 270,
     "flare": 4_580,
     "functional": 2_730,
-    "import_data": 5_920,
+    "import_data": 5_930,
     "inference": 3_150,
     "networks": 890,
     "participation": 140,

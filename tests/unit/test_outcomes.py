@@ -208,7 +208,7 @@ def test_bad_cells_are_one_line_that_names_file_row_and_column(name, tmp_path):
     kind, options = OF_TABLES[way]
     with pytest.raises(DataError) as error:
         load(kind, outcome_tables.write(tmp_path, **changed), **options).site_data("north")
-    assert says in str(error.value) and "north.csv: row 0" in str(error.value) and "\n" not in str(error.value)
+    assert says in str(error.value) and "north.csv: row 1" in str(error.value) and "\n" not in str(error.value)
 
 
 @named(

@@ -181,8 +181,10 @@ def _remedy(path: Path, text: str, chosen: Choices) -> str:
             widths[int(place.split()[-1])] = sum(map(bool, map(str.strip, cells)))
         yield "row 1", ["a"]
 
-    beside = [*path.parent.glob("*"), *path.parent.parent.glob("*/*")]
-    if {one.suffix.lower() for one in beside if one.is_file()} & {".csv", ".tsv"}:  # --header is for every table
+    if {one.suffix.lower() for one in path.parent.glob("*") if one.is_file()} & {
+        ".csv",
+        ".tsv",
+    }:  # --header is for every table
         return "; or take the rows above the names out of this file"
     read_columns(path, chosen.sheet, watched)
     row = max(widths, key=lambda row: widths[row])
