@@ -364,6 +364,8 @@ def test_another_decision_replaces_none_by_itself_and_leaves_none_of_its_sheets(
     folder = tmp_path / "j"
     measure(asked, folder)
     sheets = sheets_of(folder, language="de")
+    measure(asked, folder)
+    assert all(path.is_file() for path in sheets), "the same decision once more"
     before = (folder / "decision.json").read_bytes()
     other = dataclasses.replace(asked, plan=dataclasses.replace(asked.plan, folds=asked.plan.folds + 1))
     with pytest.raises(UserError, match="holds the decision of another question, with folds"):

@@ -82,12 +82,11 @@ class Alone:
         answer = train(self.instruction)
         if answer.error:
             raise RuntimeError("a round of training alone failed")
-        update = answer.update
+        update, model = answer.update, self.model
         if all(all_finite(value) for value in update.values()):
             reply = Reply("", update, answer.n_examples)
-            self.take(without_negative_variances(add_weighted(self.model, [reply], {"": 1.0})))
-        else:
-            self.done += 1
+            model = without_negative_variances(add_weighted(model, [reply], {"": 1.0}))
+        self.take(model)
 
     def take(self, model: StateDict) -> None:
         """A round has made this of the model; what is not finite is not taken over, as no server would."""

@@ -181,10 +181,8 @@ def _remedy(path: Path, text: str, chosen: Choices) -> str:
             widths[int(place.split()[-1])] = sum(map(bool, map(str.strip, cells)))
         yield "row 1", ["a"]
 
-    if {one.suffix.lower() for one in path.parent.glob("*") if one.is_file()} & {
-        ".csv",
-        ".tsv",
-    }:  # --header is for every table
+    # --header is of every table of the folder.
+    if any(one.suffix.lower() in (".csv", ".tsv") for one in path.parent.glob("*")):
         return "; or take the rows above the names out of this file"
     read_columns(path, chosen.sheet, watched)
     row = max(widths, key=lambda row: widths[row])

@@ -179,8 +179,9 @@ def evaluate(opened: Opened, hospitals: Mapping[str, SiteConfig], asked: Asked) 
     table = opened.task.table_inputs()
     if table is not None and table.fixed is None and opened.scaling is None and asked.split == ALL:
         remarks.append("numbers are scaled by each hospital's own labelled rows: every site of the run scales its own")
+    trained = _trained_rows(opened) if asked.split == ALL else {}
     for name, own in hospitals.items():
-        one = _Hospital(name, own, opened, config, parts, asked)
+        one = _Hospital(name, own, opened, config, parts, asked, trained)
         remarks += [f"{name}: {text}" for text in one.remarks]
         answers[name], beside[name] = one.answer(), one.beside()
     about = {**about_task(config, parts), **about_evaluation(opened, config, asked.split)}
@@ -209,24 +210,27 @@ def about_evaluation(opened: Opened, config: RunConfig, split: str) -> Json:
     return {**told, "outcome": str(config.options.get("label") or "")}
 
 
-def _trained_rows(opened: Opened, data: TensorData) -> list[str]:
-    """A remark where most rows of a table are those that a site of the run trained on, whatever it is called.
-
-    As far as the run's tables are on this machine, and tell their rows apart.
-    """
-    folder = Path(str(opened.config.options.get("datalists") or ""))
+def _trained_rows(opened: Opened) -> dict[str, set[bytes]]:
+    """Site -> the rows that it trained on, as far as its table is on this machine, and tells its rows apart."""
+    folder, found = Path(str(opened.config.options.get("datalists") or "")), dict[str, set[bytes]]()
     if not folder.name or not folder.is_dir() or opened.task.table_inputs() is None:
-        return []
-    rows, said = _bytes_of_rows(data, "test"), []
+        return {}
     for site in (one for one in opened.about["sites"] if one != opened.config.leave_out):
         try:
             own = opened.task.site_data(site)
         except UserError:  # its table is not there, or no longer what it was
             continue
-        known = _bytes_of_rows(own, "train") + _bytes_of_rows(own, "val")
-        distinct = set(known)
-        same = sum(row in distinct for row in rows)
-        if len(distinct) >= DISTINCT * len(known) and 2 * same >= len(rows):
+        rows = _bytes_of_rows(own, "train") + _bytes_of_rows(own, "val")
+        if len(distinct := set(rows)) >= DISTINCT * len(rows):
+            found[site] = distinct
+    return found
+
+
+def _known_rows(trained: Mapping[str, set[bytes]], data: TensorData) -> list[str]:
+    """A remark where most rows of a table are those that a site trained on, whatever the table is called."""
+    rows, said = _bytes_of_rows(data, "test"), []
+    for site, known in trained.items():
+        if 2 * (same := sum(row in known for row in rows)) >= len(rows):
             said.append(f"{same} of {len(rows)} rows trained the model, at {site}: this is no external validation")
     return said
 
@@ -238,7 +242,14 @@ def _bytes_of_rows(data: Any, split: SplitName) -> list[bytes]:
 
 class _Hospital:
     def __init__(
-        self, name: str, own: SiteConfig, opened: Opened, config: RunConfig, parts: Parts, asked: Asked
+        self,
+        name: str,
+        own: SiteConfig,
+        opened: Opened,
+        config: RunConfig,
+        parts: Parts,
+        asked: Asked,
+        trained: Mapping[str, set[bytes]],
     ) -> None:
         self._name, self._own, self._opened, self._asked = name, own, opened, asked
         self._config, self._parts = config, parts
@@ -247,6 +258,7 @@ class _Hospital:
         self._findings: list[Finding] = []
         self._notes: list[str] = []
         self._data = self._read(opened)
+        self._notes = [*self._notes, *_known_rows(trained, self._data)]
 
     def _read(self, opened: Opened) -> TensorData:
         task, name, own, asked, grouping = opened.task, self._name, self._own, self._asked, self._parts.grouping
@@ -261,8 +273,6 @@ class _Hospital:
             raise UserError(f"{name}: {error}") from None
         if data is None:
             raise UserError(f"{name}: {found[0].text}")
-        if asked.split == ALL:
-            self._notes = [*self._notes, *_trained_rows(opened, data)]
         self._findings = found
         return data.on(self._device)
 

@@ -254,9 +254,11 @@ def _check_question(folder: Path, question: Question, force: bool) -> None:
 
 
 def _write(result: Json, folder: Path) -> None:
-    for path in (folder / SHEETS).glob("*.html"):  # in any language, of what was decided before
-        path.unlink()
+    before = read_json(folder / DECISION) if is_file(folder / DECISION) else {}
     save_json(folder / DECISION, result)
+    if {**read_json(folder / DECISION), **facts()} != {**before, **facts()}:
+        for path in (folder / SHEETS).glob("*.html"):  # in any language, of what was decided before
+            path.unlink()
     save_text(folder / JOIN_PAGE, page(result))
     if "averages" in result:
         save_text(folder / CHECKLIST, checklist(result))
