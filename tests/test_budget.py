@@ -18,7 +18,7 @@ PACKAGES = {
     "api": 840,
     "cli": 3_100,
     "client": 70,
-    "core": 4_200,
+    "core": 4_210,
     "data": 4_350,
     "datasets": 1_020,
     "decision": 2_260,
@@ -41,7 +41,7 @@ PACKAGES = {
 }
 """Package or module of ``custom/fairflare`` -> the most lines that its Python files may have."""
 FOLDERS = {
-    "custom": (71_100, 35_340),
+    "custom": (71_110, 35_340),
     "tests": (62_280, None),
     "lab/fairflare_lab": (14_280, None),
     "lab/tests": (11_160, None),

@@ -76,6 +76,11 @@ UNCOUNTED = ("small_group", "no_min_count", "gpu_memory", "outsized", "versions"
 """Codes whose count is no number of examples that anyone else needs."""
 
 
+def may_go_on(rest: int, small: int) -> bool:
+    """Whether ``rest`` sites go on without ``small`` that have too few patients: two or more, and most of all."""
+    return rest >= 2 and rest > small
+
+
 @dataclass(frozen=True)
 class Finding:
     """One thing that is wrong ("error": no run; "accepted": run all the same) or doubtful ("warning").

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from statistics import median_high, median_low
 from typing import Any
 
-from fairflare.core.findings import BANDS, CODES, KINDS, SPLIT_NAMES, Finding, accept, unpacked, worst_first
+from fairflare.core.findings import BANDS, CODES, KINDS, SPLIT_NAMES, Finding, accept, may_go_on, unpacked, worst_first
 from fairflare.core.manifest import NAMES, TEXT, differences
 from fairflare.core.schema import Answer
 from fairflare.core.validation import flag, in_order, some
@@ -73,8 +73,7 @@ def too_small(statements: Mapping[str, Statement]) -> dict[str, Rejection]:
         )
         if errors and few:
             found[site] = Rejection(site, "preflight", f"too few patients: left out; {'; '.join(_errors(one))}")
-    rest = len(statements) - len(found)
-    return found if rest >= 2 and rest > len(found) else {}
+    return found if may_go_on(len(statements) - len(found), len(found)) else {}
 
 
 def refusal(statements: Mapping[str, Statement], rejections: Sequence[Rejection], spared: Collection[str] = ()) -> str:

@@ -22,6 +22,7 @@ import numpy as np
 import pandas as pd
 
 from fairflare.core.errors import UserError
+from fairflare.core.findings import may_go_on
 from fairflare.core.validation import flag, natural, shown, some, unlisted
 from fairflare.data.readers.datalist import DESCRIPTION, MOST_CONTRASTS, PREFIX, read_lists
 from fairflare.data.readers.formats import boxes_in, unread
@@ -366,8 +367,7 @@ def _too_few(found: Found, anew: bool) -> list[str]:
         own = found.of(site)
         known = {patient_key(one.patient) or f"\0{one.image or number}" for number, one in enumerate(own)}
         few += [site] if len(known) < len(SPLITS) and (anew or not all(one.split for one in own)) else []
-    rest = len(found.sites) - len(few)
-    return few if rest >= 2 and rest > len(few) else []
+    return few if may_go_on(len(found.sites) - len(few), len(few)) else []
 
 
 def patient_key(patient: str) -> str:

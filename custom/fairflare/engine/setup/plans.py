@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from fairflare.core import validation
 from fairflare.core.errors import DataError, UserError
+from fairflare.core.findings import may_go_on
 from fairflare.core.settings import bare, owner_of
 from fairflare.data.table_columns import as_text, names_of, read_columns
 from fairflare.data.table_fingerprint import filled, without_levels
@@ -182,7 +183,7 @@ def fingerprints(task: OwnData, min_count: int | None = LEAST) -> dict[str, Fing
                 continue
             return {}  # preflight refuses the run, and says why
         found[site] = one
-    if small and not 2 <= len(found) > len(small):
+    if small and not may_go_on(len(found), len(small)):
         raise small[0]
     return found
 
