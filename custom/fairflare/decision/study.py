@@ -381,7 +381,5 @@ def lines(found: Mapping[str, Any]) -> list[str]:
             said.append(f"average {key} {1e3 * one['mean']:+.2f} [{1e3 * one['low']:+.2f}, {1e3 * one['high']:+.2f}]")
     told = sum(one["verdict"] != UNTOLD for one in found["sites"].values())
     about = "U: using minus own, J: joining minus own, D: joining minus using; gain in Brier score x 1,000"
-    return [
-        *said,
-        f"{about}; {told} verdicts, of which {found['expected_false']:.1f} or fewer are expected to be false",
-    ]
+    false = f"verdicts: {told}, expected to be false: {found['expected_false']:.1f} or fewer" if told else "no verdict"
+    return [*said, f"{about}; {false}"]

@@ -127,7 +127,8 @@ def sentences(summary: Mapping[str, Any]) -> list[str]:
         unsure = "" if found["learned"] else "Too few sites to tell whether the model has learned. "
         said.append(f"{unsure}{how}: {_gain(found, summary)}.")
     if trend := found.get("trend"):
-        names = {"score": "validation score", "loss": "validation loss", "train_loss": "training loss"}
+        names = {"score": f"validation {label(found['metric'], summary)}"}
+        names |= {"loss": "validation loss", "train_loss": "training loss"}
         way = "rose" if trend["to"] > trend["from"] else "fell"
         said.append(
             f"It was still improving: over the last {trend['rounds']} rounds the {names[trend['of']]} {way} from "
