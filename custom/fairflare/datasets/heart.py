@@ -113,7 +113,9 @@ class Heart(CentreTask):
     primary = "accuracy of the worst hospital; benefit of joining: a hospital's accuracy against its own local model's"
     attributes = {"sex": ("female", "male"), "age": ("up to 50", "51 to 60", "over 60")}
     presets = {
-        "flamby": Preset("FLamby's Fed-Heart-Disease, to the letter: 740 patients; seconds", {}, FLAMBY),
+        "flamby": Preset(
+            "FLamby's Fed-Heart-Disease, to the letter: 740 patients, no validation split; seconds", {}, FLAMBY
+        ),
         "full": Preset("all 920 patients, missing values marked; seconds", {"protocol": "full"}, FULL),
     }
 

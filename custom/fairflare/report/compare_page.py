@@ -14,6 +14,7 @@ from fairflare.report.compare_tables import JUDGED, comparison_tables, known_nam
 from fairflare.report.fairness import EXACT_TO, LEVEL, seeds_needed, sentence
 from fairflare.report.frames import machine, markdown, piped
 from fairflare.report.personal import SHOWN, remark
+from fairflare.report.sanity_checks import beside_trivial
 from fairflare.report.sections import quantities
 from fairflare.report.sentences import study
 from fairflare.report.values import (
@@ -80,6 +81,9 @@ def _best(comparison: Json, methods: Sequence[Json], among: str) -> list[str]:
         if known:
             top = pick(known, key=lambda method: method[quantity]["mean"])
             found.append(f"The best {metric} {where}{among}: {top['label']} with {text(top[quantity]['mean'])}.")
+            trivial = top["trivial"]["mean"] if quantity == "mean" else None
+            if trivial is not None:
+                found.append(beside_trivial(top["mean"]["mean"], trivial, comparison["higher_is_better"]))
     return found
 
 

@@ -16,7 +16,7 @@ from fairflare.report.clinical import clinical_figures
 from fairflare.report.fairness import finite, mean
 from fairflare.report.groups import known_cells
 from fairflare.report.personal import USED, as_used
-from fairflare.report.sanity_checks import trivial_of
+from fairflare.report.sanity_checks import beside_trivial, trivial_of
 from fairflare.report.values import (
     answer,
     capital,
@@ -283,9 +283,7 @@ def _result_words(found: Json) -> list[str]:
     if result["shared"] is not None:
         said.append(f"The shared model, which {site} does not use, reaches {text(result['shared'])}.")
     if (trivial := result["trivial"]) is not None:
-        better = result["value"] > trivial if found["higher_is_better"] else result["value"] < trivial
-        no_better = f"That is no better than an answer that needs no network ({text(trivial)})."
-        said.append(f"An answer that needs no network reaches {text(trivial)}." if better else no_better)
+        said.append(beside_trivial(result["value"], trivial, found["higher_is_better"]))
     return [*said, found["standing"]["value"]["sentence"]]
 
 

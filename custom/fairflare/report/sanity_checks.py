@@ -61,7 +61,8 @@ def learned_section(
         learned: True, False, or None where it cannot be told; score: "loss" or "headline", in which gain is, above 0
         where the model is better (mean over sites and interval, ``fairness.mean_ci``); better and compared: at how many
         of how many sites it is above 0; rows: site, model and trivial in the headline metric, loss and trivial_loss
-        (None: not known), gain and better; trivial: mean over sites; trend (see ``_trend``) and still_improving. None
+        (None: not known), gain and better; trivial: mean over the sites that
+        have a model's value, None where one of them has no answer; trend (see ``_trend``) and still_improving. None
         where nothing is known of a trivial answer.
     """
     held = [_row(trail, row, headline, about, own) for row in rows]
@@ -85,7 +86,8 @@ def learned_section(
     better = [row["better"] for row in held if row["better"] is not None]
     found: Json = {"metric": headline, "score": "loss" if of_loss else "headline", "learned": learned, "gain": gain}
     found |= {"better": sum(better), "compared": len(better)}
-    found |= {"trivial": mean(row["trivial"] for row in held), "rows": held}
+    tested = [row["trivial"] for row in held if row["model"] is not None]
+    found |= {"trivial": None if None in tested else mean(tested), "rows": held}  # of the sites of the model's mean
     return {**found, "trend": trend, "still_improving": trend is not None}
 
 
@@ -93,6 +95,13 @@ def trivial_of(summary: Json, site: str) -> float | None:
     """What the trivial answer reaches at a site, in the headline metric; None where that is not known."""
     rows = (summary.get("learned") or {}).get("rows") or ()
     return next((row["trivial"] for row in rows if row["site"] == site), None)
+
+
+def beside_trivial(value: float, trivial: float, higher: bool) -> str:
+    """What follows the sentence with a value: what the answer without a network reaches in the same metric."""
+    better = value > trivial if higher else value < trivial
+    no_better = f"That is no better than an answer that needs no network ({text(trivial)})."
+    return f"An answer that needs no network reaches {text(trivial)}." if better else no_better
 
 
 def verdict(summary: Mapping[str, Any]) -> str:

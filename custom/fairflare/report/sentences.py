@@ -146,6 +146,8 @@ def _service(summary: Json) -> list[str]:
     sites = "at the only site with a result" if n == 1 else f"on average over {n} sites"
     found = risk_words(summary) + worst_class(summary)
     found += [f"On the sites' own test examples the model's {metric} is {text(fairness['mean'])} {sites}{explained}."]
+    if (trivial := (summary.get("learned") or {}).get("trivial")) is not None:
+        found.append(learned.beside_trivial(fairness["mean"], trivial, summary["higher_is_better"]))
     guessing, least = chance(summary["headline"], summary), fairness["ci"]["low"]
     if guessing is not None and (fairness["mean"] if least is None else least) <= guessing:
         found.append("That is not clearly better than guessing.")

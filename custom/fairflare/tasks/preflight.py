@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -84,7 +85,8 @@ def preflight(
                     events = [one for name, table in tables.items() for one in without_events(name, table.targets)]
                     found += accept(events, accepted)
             elif not _broken(found) and task.small_sites:
-                found += [one for one in accept(_of_sizes(data, classes, needs), accepted) if one.level != "warning"]
+                unmet = [one for one in accept(_of_sizes(data, classes, needs), accepted) if one.level != "warning"]
+                found += [replace(one, text=f"{one.text}; `fairflare tasks` lists other presets") for one in unmet]
     except (DataError, MissingData, ValueError) as error:
         found.append(finding_of(error))
     return worst_first(found), None if _broken(found) else data

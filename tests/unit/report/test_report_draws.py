@@ -91,3 +91,13 @@ def test_the_number_format_is_no_objective(make):
     found = compare(runs)
     assert [method["objective"] for method in found["methods"]] == [{}, {}]
     assert any("precision" in note for note in found["notes"])
+
+
+def test_the_best_mean_stands_beside_the_answer_without_a_network(make_run):
+    runs = [make_run("A", 0), make_run("B", 0, 0.02)]
+    for run in runs:
+        run["learned"] = {"trivial": 0.8}
+    said = " ".join(opening_compare(compare(runs)))
+    assert "B with 0.787. That is no better than an answer that needs no network (0.800)." in said
+    runs[1]["learned"] = {"trivial": 0.7}
+    assert "B with 0.787. An answer that needs no network reaches 0.700." in " ".join(opening_compare(compare(runs)))

@@ -7,7 +7,7 @@ import pytest
 
 from fairflare.report.audit_reader import Trail
 from fairflare.report.personal import own_rows
-from fairflare.report.sanity_checks import learned_section, sentences, verdict
+from fairflare.report.sanity_checks import beside_trivial, learned_section, sentences, verdict
 from fairflare.report.values import signed
 
 ABOUT = {"metrics": {"balanced_accuracy": {"chance": 0.5}}}
@@ -132,3 +132,11 @@ def test_a_loss_above_that_of_the_classes_shares_is_nothing_learned_however_high
     said = verdict(summary(found, "balanced_accuracy"))
     assert bool(said) is not learned and (learned or f"log loss {loss:.3f}" in said and "over 3 sites" in said)
     assert found["rows"][0]["trivial_loss"] == pytest.approx(0.6 if own else 0.693, abs=1e-3)
+
+
+def test_the_answer_without_a_network_stands_beside_the_mean_over_the_same_sites():
+    assert section([0.6, 0.7], [0.3, 0.5])["trivial"] == 0.4
+    assert section([0.6, 0.7], [0.3, None])["trivial"] is None  # of one site alone it would be another mean
+    assert section([0.6, None], [0.3, None])["trivial"] == 0.3
+    assert beside_trivial(0.8, 0.7, True) == "An answer that needs no network reaches 0.700."
+    assert beside_trivial(0.8, 0.7, False) == "That is no better than an answer that needs no network (0.700)."
