@@ -25,21 +25,23 @@ class Federation:
 
     Args:
         folder: where the sites keep their memories; None: in the process.
+        ledgers: where they keep what they have answered over jobs.
         values: further settings of the run.
     """
 
-    def __init__(self, folder=None, **values):
+    def __init__(self, folder=None, ledgers=None, **values):
         chosen = {"secure_sum": "masks", "after": "recalibrate", "group_by": "sex", **values}
         self.config = make_config("fedism", "heart:full", rounds=ROUNDS, values=chosen)
         self.parts = build_parts(self.config)
         self.model = {key: value + 0.1 for key, value in self.parts.model.items()}
-        self.folder = folder
+        self.folder, self.ledgers = folder, ledgers
         self.restart()
 
     def restart(self):
         """New processes at all sites, with new keys."""
         files = {name: self.folder and self.folder / f"{name}.safetensors" for name in site_names(self.config)}
-        self.sites = {name: build_site(self.config, self.parts, name, memory=file) for name, file in files.items()}
+        kept = {name: {"memory": file, "ledger": self.ledgers and self.ledgers / name} for name, file in files.items()}
+        self.sites = {name: build_site(self.config, self.parts, name, **kept[name]) for name in files}
         asked = {name: site.handle(Instruction("preflight", LAST, {})) for name, site in self.sites.items()}
         self.statements = {name: answer.sealed for name, answer in asked.items()}
 
@@ -136,6 +138,16 @@ def test_a_second_sum_of_other_sites_is_refused(federation):
             with pytest.raises((SumRefused, AskedAgain)):
                 federation.ask("Hungary", names=rest, attempt=attempt)
     assert federation.ask("Hungary").sealed
+
+
+def test_a_second_job_has_no_sum_of_the_same_model_without_a_site(tmp_path):
+    """The difference of both would be that site's sums."""
+    Federation(ledgers=tmp_path).sealed()
+    second = Federation(ledgers=tmp_path)
+    rest = [name for name in second.sites if name != VICTIM]
+    assert "set_changed" in second.ask("Hungary", names=rest).error
+    other = second.other()  # of which nothing is known
+    assert Federation(ledgers=tmp_path).ask("Hungary", model=other, names=rest).sealed
 
 
 def test_a_restarted_site_takes_part_in_the_same_sum_alone(tmp_path):

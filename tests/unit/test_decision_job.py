@@ -214,6 +214,26 @@ def test_under_secure_sums_other_sites_are_refused_in_the_same_decision(asked, t
         ask(SITES[:4])
 
 
+def test_hospitals_that_begin_at_other_coefficients_share_no_masks(asked, tmp_path):
+    """At saturated coefficients the others would add nothing, and the sum be one hospital's."""
+    from fairflare.privacy.secure_sums import combine
+    from fairflare.privacy.sum_protocol import SumRefused
+
+    config = job_of(asked, secure=True)
+    made = {name: site_of(config, tmp_path, name)[0] for name in SITES}
+    stated = {name: dict(site.handle(Instruction("preflight", Round(1, 8), {})).sealed) for name, site in made.items()}
+    model = dict(build_parts(config).model)
+    steep = {**model, "bias": model["bias"] + 1000.0}
+
+    def sums(of):
+        sealed = {"attempt": 0, "statements": stated}
+        asked = {name: Instruction("decide", Round(8, 8), of(name), {"place": 0.0}, sealed=sealed) for name in SITES}
+        return [made[name].handle(asked[name]).sealed["sum"] for name in SITES]
+
+    with pytest.raises(SumRefused, match="do not cancel"):
+        combine(sums(lambda name: model if name == "north" else steep))
+
+
 @each("secure", [False, True])
 def test_a_hospital_that_falls_silent(secure, asked, tmp_path, monkeypatch):
     """In the clear all sums are made again without it; in secret none can be, and the job says so."""

@@ -18,6 +18,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import secrets
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -75,15 +76,16 @@ def effective(weights: torch.Tensor) -> float:
     return float(size.sum().square() / size.square().sum())
 
 
-def sketch(entries: Mapping[str, torch.Tensor]) -> list[float]:
-    """``DIMENSIONS`` numbers whose distances are about those of ``entries``: sums with random signs, always the same.
+def sketch(entries: Mapping[str, torch.Tensor], secret: str) -> list[float]:
+    """``DIMENSIONS`` numbers whose distances are about those of ``entries``: sums with random signs, which follow from
+    ``secret``: whoever knew them could move a model far and its sketch not at all.
 
     Charikar, Chen and Farach-Colton, "Finding frequent items in data streams", ICALP 2002.
     """
     total = torch.zeros(DIMENSIONS, dtype=torch.float64)
     for key in sorted(entries):
         flat = entries[key].detach().cpu().double().reshape(-1)
-        seed = int.from_bytes(hashlib.sha256(key.encode()).digest()[:7], "big")
+        seed = int.from_bytes(hashlib.sha256(f"{secret} {key}".encode()).digest()[:7], "big")
         signs = torch.randint(0, 2, flat.shape, generator=torch.Generator().manual_seed(seed), dtype=torch.int8)
         flat = torch.nn.functional.pad(flat * (2 * signs - 1), (0, -len(flat) % DIMENSIONS))
         total += flat.reshape(-1, DIMENSIONS).sum(0)
@@ -134,7 +136,7 @@ class Referee:
     history: History = field(default_factory=Forgetful)
 
     def __post_init__(self) -> None:
-        self._model, self._mark, self._near = "", list[float](), 0.0
+        self._model, self._mark, self._near, self._secret = "", list[float](), 0.0, ""
 
     def check_support(self, support: Mapping[str, torch.Tensor]) -> None:
         """Raise EgressRefused unless sums rest on enough patients.
@@ -151,12 +153,18 @@ class Referee:
 
     def received(self, sha256: str, model: StateDict, update: StateDict) -> None:
         """Note what the next sums are of: a model's hash, and its trainable entries with their update D_k."""
-        self._model, self._mark, self._near = sha256, sketch(model), NEAR * norm(update)
+        if not self._secret:
+            known = [entry["signs"] for entry in self.history.read() if "signs" in entry]
+            self._secret = known[0] if known else secrets.token_hex(16)
+            if not known:
+                self.history.add({"run": "", "signs": self._secret})
+        self._model, self._mark, self._near = sha256, sketch(model, self._secret), NEAR * norm(update)
 
     def admit(self, of: str, round: int, sites: Sequence[str]) -> None:
         """Check and keep one more sum ``of`` numbers or updates; raises EgressRefused."""
-        past = [entry for entry in self.history.read() if entry.get("of") == of and entry["subject"] == self.subject]
-        own = [entry["sites"] for entry in past if entry["run"] == self.run]
+        kinds = ("update", "decision") if self.exact and of in ("update", "decision") else (of,)  # of the same patients
+        past = [one for one in self.history.read() if one.get("of") in kinds and one["subject"] == self.subject]
+        own = [entry["sites"] for entry in past if entry["run"] == self.run and entry["of"] == of]
         # A server may name any round, but not one more than the sums that this site has answered.
         if not self.draws and barred(own, min(round, len(own) + 1)) & set(sites):
             raise EgressRefused("set_entries: a site has entered the sums of this run too often")

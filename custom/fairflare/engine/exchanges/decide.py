@@ -206,7 +206,8 @@ def _tensor(values: np.ndarray) -> Any:
 
 def _told_so_far(known: Known) -> str:
     """A name of all that a sum depends on; where sites were told otherwise their masks do not cancel."""
-    return model_hash({str(place): _tensor(np.array(total)) for place, total in known.sums.items()})
+    totals = {str(place): _tensor(np.array(total)) for place, total in known.sums.items()}
+    return model_hash({"start": _tensor(np.array(known.start)), **totals})
 
 
 @dataclass(frozen=True)

@@ -281,6 +281,7 @@ class SiteSums:
 
         Raises:
             SumRefused: another model or other sites than the first time, or sites of the last round are missing.
+            EgressRefused: the referee has something against it.
         """
         content = (self._federation, model_hash(instruction.model), instruction.round.total)
         order = _order(instruction, fingerprint("calibrate", *content))
@@ -293,6 +294,8 @@ class SiteSums:
             raise SumRefused("a sum without all sites of the last round")
         self._keys.check(order)
         self._counted.admit(order)
+        self._referee.received(content[1], instruction.model, {})
+        self._referee.admit("calibrate", order.round, order.roster)
         return {"sealed": self._counts.seal(sums, order)}
 
     def total(self, instruction: Instruction, terms: int) -> list[float]:
