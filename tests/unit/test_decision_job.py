@@ -41,7 +41,8 @@ def asked(tmp_path_factory):
     """A question on five hospitals' own tables."""
     folder = write_tables(tmp_path_factory.mktemp("tables"), SITES)
     values = {"datalists": str(folder), "site_names": ",".join(SITES), "labels": "lived,died", "label": "outcome"}
-    return Question("tabular", plan=PLAN, choices={"values": {**values, "features": "age,score"}})
+    more = {"features": "age,score", "min_count": "1"}  # so that net benefits are told
+    return Question("tabular", plan=PLAN, choices={"values": {**values, **more}})
 
 
 @pytest.fixture(scope="module")
@@ -177,11 +178,25 @@ def test_coefficients_at_which_few_patients_count_are_refused(asked, tmp_path):
 
 
 def test_a_site_that_refuses_once_refuses_again(asked, tmp_path):
-    site, ask = site_of(job_of(asked), tmp_path)
+    site, ask = site_of(dataclasses.replace(job_of(asked), min_count=10), tmp_path)
     n = 80
     site.referee.history.add({"run": "other", "subject": site.referee.subject, "decided": "1" * 64, "n": n + 1})
     for _ in range(2):
         assert "decided_near" in (ask(0).error or "")
+
+
+def test_net_benefit_that_tells_of_few_flagged_patients_is_not_told(asked, plain, tmp_path):
+    """At full precision it tells how many with and without the outcome a model flags; at two thresholds, of whom."""
+    of_few = dataclasses.replace(asked, choices={"values": {**asked.choices["values"], "min_count": "10"}})
+    found = measure_by_job(of_few, tmp_path / "j")
+    for site, row in found["sites"].items():
+        assert not row["net_benefit"] and "net_benefit" not in row["outside"], site
+        assert row["estimands"]["U"] == pytest.approx(plain["sites"][site]["estimands"]["U"], abs=1e-6)
+    history = Forgetful()
+    for threshold in (None, 0.4, 0.4, None):
+        Referee(run="a", subject="s", history=history).decided("1" * 64, 300, 10, threshold)
+    with pytest.raises(EgressRefused, match="decided_at"):
+        Referee(run="b", subject="s", history=history).decided("1" * 64, 300, 10, 0.41)
 
 
 def test_a_decision_on_nearly_the_same_patients_is_refused():
@@ -365,7 +380,8 @@ def test_the_command_exports_and_methods_need_this_machine(asked, tmp_path, caps
             main([str(word) for word in words])
         return ended.value.code, capsys.readouterr()
 
-    values = [part for key, value in asked.choices["values"].items() for part in ("--set", f"task.{key}={value}")]
+    chosen = {key: value for key, value in asked.choices["values"].items() if key != "min_count"}
+    values = [part for key, value in chosen.items() for part in ("--set", f"task.{key}={value}")]
     code, _ = run("join", "decide", "--task", "tabular", *values, "--export", tmp_path / "job")
     assert code == 0 and (tmp_path / "job" / "meta.json").is_file()
     code, said = run("join", "fedavg", "--task", "tabular", *values, "--export", tmp_path / "more")

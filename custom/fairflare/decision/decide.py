@@ -238,6 +238,16 @@ class Site:
             self._assessment.append(self.assess(others, known.training.coefficients, len(one.y) / known.rows))
         return self._assessment[0]
 
+    @property
+    def counted(self) -> set[int]:
+        """Patients with each outcome whom a model flags at the threshold or does not: what a net benefit tells."""
+        if (threshold := self.plan.threshold) is None or not self.assessed:
+            return set()
+        one, found = self.hospital, self._assessment[0]
+        risks = [sigmoid(found.logits), *(each for key in (OWN, OUTSIDE, MEMBER) for each in found.risks[key])]
+        kinds = [(one.y > 0.5) * 2 + (each > threshold) for each in risks]
+        return {len(np.unique(one.patient[kind == k])) for kind in kinds for k in range(4)}
+
     def assess(self, others: Others, start: Array, share: float) -> Assessment:
         """Its models for every fold and of all its patients, and what they are worth out of fold."""
         one, own = self.hospital, self.own_models(start)

@@ -278,6 +278,8 @@ def sentence(answer: str, participation: str, reason: str = "") -> str:
 COUNTS = ("patients", "rows", "events", "reason_value")
 OF_FEW = ("events", "reason_value", "models", "outside", "minimum_patients", "net_benefit")
 """What is not told of a hospital with fewer patients than leave it, and with fewer of one of the outcomes."""
+NET_BENEFIT = ("net_benefit", "outside.net_benefit")
+"""What is not told where it would tell of too few patients who are flagged, or are not."""
 VERDICTS, PARTICIPATIONS, CODES = tuple(ANSWERS), tuple(PARTICIPATION), ("", *REASONS)
 COUNT, RATE, DIFFERENCE = (0.0, float(MOST_EXAMPLES)), (0.0, 1.0), (-1.0, 1.0)
 FAR = 100.0
@@ -326,7 +328,7 @@ def _numbers(plan: Plan) -> Iterator[tuple[str, tuple[float, float], str]]:
 
 
 def told(row: Json, plan: Plan, hidden: Collection[str] = ()) -> dict[str, float]:
-    """The numbers of a row, see ``numbers``, but for those whose first name is among ``hidden``."""
+    """The numbers of a row, see ``numbers``, but for those that ``hidden`` has, or their first name."""
     flat: dict[str, Any] = {
         **row,
         "verdict": VERDICTS.index(row["verdict"]),
@@ -336,7 +338,7 @@ def told(row: Json, plan: Plan, hidden: Collection[str] = ()) -> dict[str, float
     }
     found = {}
     for name, (low, high), _ in _numbers(plan):
-        if name.partition(".")[0] in hidden:
+        if name in hidden or name.partition(".")[0] in hidden:
             continue
         value: Any = flat
         for part in name.split("."):

@@ -174,18 +174,22 @@ class Referee:
         about = {"of": of, "round": round, "model": self._model, "mark": self._mark, "sites": list(sites)}
         self.history.add({"run": self.run, "subject": self.subject, **about})
 
-    def decided(self, patients: str, n: int, least: int) -> None:
-        """Keep that a decision was asked of ``n`` patients, whose hash is ``patients``.
+    def decided(self, patients: str, n: int, least: int, threshold: float | None = None) -> None:
+        """Keep that a decision was asked of ``n`` patients, whose hash is ``patients``, and tells net benefit at
+        ``threshold``.
 
-        Two decisions on nearly the same patients tell of the few between. Raises EgressRefused where a decision of
-        this subject was on others, fewer than ``least`` apart in number.
+        Two decisions on nearly the same patients, or at two thresholds, tell of the few between. Raises EgressRefused
+        where a decision of this subject was on others, fewer than ``least`` apart in number, or at another threshold.
         """
         past = [entry for entry in self.history.read() if "decided" in entry and entry["subject"] == self.subject]
         near = [entry for entry in past if entry["decided"] != patients and abs(entry["n"] - n) < least]
         if near:
             raise EgressRefused("decided_near: this site has made a decision before on nearly the same patients")
-        if not past or past[-1]["decided"] != patients:
-            self.history.add({"run": self.run, "subject": self.subject, "decided": patients, "n": n})
+        if threshold is not None and {one.get("threshold") for one in past} - {None, threshold}:
+            raise EgressRefused("decided_at: this site has made a decision before at another threshold")
+        entry = {"subject": self.subject, "decided": patients, "n": n, "threshold": threshold}
+        if not any(entry.items() <= one.items() for one in past[-1:]):
+            self.history.add({"run": self.run, **entry})
 
     def _is_near(self, mark: Sequence[float]) -> bool:
         """Whether an answer to the model of ``mark`` tells much of this one's; parts of exact sums never change."""

@@ -25,6 +25,7 @@ from fairflare.decision.own import RIDGE, TREES
 from fairflare.decision.study import (
     COUNTS,
     MAX_COLUMNS,
+    NET_BENEFIT,
     OF_FEW,
     content,
     folds_of,
@@ -164,7 +165,9 @@ class DecideAtSite:
         one, least = self._hospital.hospital, self.run.min_count
         if least is None or one.n < least or not self._hospital.assessed:
             return (*COUNTS, *OF_FEW)
-        return OF_FEW if min(one.patients_with(0), one.patients_with(1)) < least else ()
+        if min(one.patients_with(0), one.patients_with(1)) < least:
+            return OF_FEW
+        return NET_BENEFIT if self._hospital.counted and any(0 < n < least for n in self._hospital.counted) else ()
 
     def _patients(self, site: Site) -> Hospital:
         """With too few of them, or in a fold that sums tell of, the site adds zeros.
@@ -195,7 +198,8 @@ class DecideAtSite:
             site.referee.received(model_hash(instruction.model), instruction.model, {})
             site.referee.admit("decision", instruction.round.number, roster)
         patients = model_hash({"x": _tensor(one.hospital.x), "y": _tensor(one.hospital.y)})
-        site.referee.decided(patients, one.hospital.n, max(self.run.min_count or 0, 1))
+        told = None if self.run.secure else one.plan.threshold
+        site.referee.decided(patients, one.hospital.n, max(self.run.min_count or 0, 1), told)
 
 
 def _tensor(values: np.ndarray) -> Any:
