@@ -165,6 +165,12 @@ def test_metrics_have_ranges_in_rounds_and_in_the_evaluation():
     sizes = {"n": {"val": 2.5, "test": 1e12}}
     splits, _ = inspect_evaluation([Answer("site-1", 1, metrics=sizes)], 1)
     assert splits["site-1"]["n"] == {}
+    cells = {"a": {"n": 1.25, "value": 1.0}, "b": {"n": 20.0, "value": 0.5}}
+    many = [Answer("site-1", 1, metrics={"n": {"test": 101.0}, "groups": {"test": cells}})]
+    splits, _ = inspect_evaluation(many, 1, ("a", "b"), declared={"site-1": 11})
+    assert splits["site-1"]["groups"]["test"] == {"b": cells["b"]}  # there are no parts of patients
+    splits, refused = inspect_evaluation(many, 1, declared={"site-1": 10})
+    assert not splits and refused[0].code == "count_mismatch"  # a site of ten that would decide what is pooled
 
 
 @pytest.mark.parametrize("name, value", [("auc", 1.5), ("auc", -0.1), ("loss", -1.0), ("train_loss", 1e7)])

@@ -27,7 +27,7 @@ from fairflare.engine.setup.assembly import build_site, leaves
 from fairflare.engine.setup.at_site import of_run
 from fairflare.engine.setup.config import RunConfig
 from fairflare.engine.setup.parts import build_parts
-from fairflare.flare.site_policy import Policy
+from fairflare.flare.site_policy import Policy, check_config
 from fairflare.privacy.referee import Forgetful, Referee
 from fairflare.studies.join import Question, decided, job_of, measure, measure_by_job, sheets_of
 from own_folder import write_tables
@@ -369,6 +369,17 @@ def test_a_site_policy_may_refuse_decisions_and_inspect_says_what_leaves(asked, 
     Policy().check(config)
     with pytest.raises(UserError, match="exchanges"):
         Policy(after=[]).check(config)
+    Policy(thresholds=[0.4, 0.5]).check(config)
+    with pytest.raises(UserError, match="threshold: expected one of 0.5, got 0.4"):
+        Policy(thresholds=[0.5]).check(config)
+    (tmp_path / "own.py").write_text("class Model: pass\n")
+    content = config.to_json()
+    content["options"] = {**content["options"], "datalists": ""}
+    content["decision"] = {**content["decision"], "own_model": "own.Model"}
+    check_config(content, Policy(names=["own.Model"]), [tmp_path])
+    for rules, homes in ((Policy(names=["our.Net"]), [tmp_path]), (Policy(), [])):
+        with pytest.raises(UserError, match="decision: own_model: expected a name"):
+            check_config(content, rules, homes)
     export_job(config, tmp_path / "job", name=None, simulation=False, force=False)
     told = {one["name"]: one for one in inspected(tmp_path / "job")["leaves"]}
     assert "decide" in told["sums"]["exchanges"] and "decided" in told["reports"]["exchanges"]

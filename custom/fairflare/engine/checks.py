@@ -14,6 +14,8 @@ from fairflare.core.types import Number
 
 T = TypeVar("T")
 LONGEST = 64
+TIMES = 10
+"""So many times the training examples that it declared a site may have calibration or test cases."""
 
 
 @dataclass(frozen=True)

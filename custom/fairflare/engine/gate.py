@@ -272,15 +272,20 @@ def inspect_evaluation(
     metrics: Ranges | None = None,
     personal: bool = False,
     view: View = NOTHING,
+    declared: Mapping[str, float] | None = None,
 ) -> tuple[dict[str, dict[str, Any]], list[checks.Rejection]]:
     """Site -> split -> metrics, "groups" -> split -> group -> {"n", "value"}, and the intervals; the rejections.
 
     Args:
         personal: whether a site may report the same of its personal model, which then stands under "personal".
+        declared: site -> its training examples, of which a split may have ``TIMES`` as many.
     """
 
     def check(answer: Answer) -> dict[str, Any]:
         found = _checked_splits(answer.metrics, groups, metrics) | _checked_trivial(answer.metrics, metrics)
+        most = checks.TIMES * (declared or {}).get(answer.site, MOST_EXAMPLES)
+        if any(n > most for n in found["n"].values()):
+            raise checks.Refused("count_mismatch", f"n: expected at most {most:g} examples in a split, got more")
         if clinical := view.checked(answer.clinical, found["n"].get("test", 0.0)):
             found[CLINICAL] = clinical
         if isinstance(answer.personal, Mapping) and not answer.personal:
@@ -320,7 +325,7 @@ def _checked_trivial(content: Any, metrics: Ranges | None) -> dict[str, Any]:
 
 
 def _checked_groups(content: Any, groups: Sequence[str]) -> dict[str, dict[str, float]]:
-    """The groups of the run that come with a size of at least 1 and a value in [0, 1]."""
+    """The groups of the run that come with a size, a whole number of at least 1, and a value in [0, 1]."""
     content = content if isinstance(content, Mapping) else {}
     usable = {}
     for group in groups:
@@ -331,7 +336,7 @@ def _checked_groups(content: Any, groups: Sequence[str]) -> dict[str, dict[str, 
             or not checks.is_number(cell.get("value"))
         ):
             continue
-        if 1 <= cell["n"] <= MOST_EXAMPLES and 0 <= cell["value"] <= 1:
+        if 1 <= cell["n"] <= MOST_EXAMPLES and cell["n"] == int(cell["n"]) and 0 <= cell["value"] <= 1:
             usable[group] = {"n": float(cell["n"]), "value": float(cell["value"])}
     return usable
 

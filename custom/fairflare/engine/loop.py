@@ -396,8 +396,9 @@ class Federation:
         used = standing.models if self.rule.counts_own else {}
         # What a site says of one model alone is asked of the chosen one where that is what the run is about.
         shared = set[str]() if self._shows_chosen() else set(present) - set(used)
-        sites, rejections = self._results(dict.fromkeys(present, standing.model), shared)
-        own, more = self._results({site: standing.models[site] for site in sites if site in standing.models}, used)
+        sites, rejections = self._results(standing, dict.fromkeys(present, standing.model), shared)
+        models = {site: standing.models[site] for site in sites if site in standing.models}
+        own, more = self._results(standing, models, used)
         for site, found in own.items():
             sites[site][PERSONAL] = found.get(PERSONAL, found)
             if CLINICAL in found:
@@ -420,7 +421,7 @@ class Federation:
         if best is not last or shows:
             model = standing.model if best is last else self._best.model()
             present, _ = self._participation.of(self.transport.sites())
-            sites, rejections = self._results(dict.fromkeys(present, model), present if shows else ())
+            sites, rejections = self._results(standing, dict.fromkeys(present, model), present if shows else ())
         shown = {"weight": self.choice.weight, "metric": self.choice.metric, "higher": self.choice.higher}
         values = {"best": dict(best.values), "last": dict(last.values)}
         found = {"round": best.round, "values": values, "sites": sites, "rejected": by_site(rejections)}
@@ -447,7 +448,7 @@ class Federation:
         self._log(exchange.event, **content, rejected=rejected, model_sha256=self._sha256)
 
     def _results(
-        self, models: Mapping[str, StateDict], used: Collection[str] = ()
+        self, standing: Checkpoint, models: Mapping[str, StateDict], used: Collection[str] = ()
     ) -> tuple[dict[str, dict[str, Any]], list[Rejection]]:
         """Site -> its accepted results of the model that it is sent, and the rejections.
 
@@ -462,7 +463,7 @@ class Federation:
         }
         answers = list(self._traffic.exchange(asked)) if asked else []
         gate = self.gate
-        known = (self.groups, gate.metrics, gate.personal_results, gate.view)
+        known = (self.groups, gate.metrics, gate.personal_results, gate.view, standing.declared)
         sites, rejections = inspect_evaluation(answers, last.number, *known)
         return sites, rejections + silent(asked, answers)
 

@@ -134,12 +134,11 @@ class Policy:
         others = [name for name in getattr(task, "named", ()) if self.columns is not None and name not in self.columns]
         if others:
             raise UserError(f"columns: expected some of {', '.join(self.columns or ())}, got {others[0]!r}")
-        if self.thresholds is None or task.event is None:
-            return
-        chosen = task.threshold if config.threshold is None else config.threshold
-        if chosen not in self.thresholds:
-            known = ", ".join(f"{value:g}" for value in self.thresholds) or "none"
-            raise UserError(f"threshold: expected one of {known}, got {chosen:g}")
+        own = task.threshold if config.threshold is None else config.threshold
+        for chosen in (own if task.event is not None else None, config.decision.get("threshold")):
+            if chosen is not None and self.thresholds is not None and chosen not in self.thresholds:
+                known = ", ".join(f"{value:g}" for value in self.thresholds) or "none"
+                raise UserError(f"threshold: expected one of {known}, got {chosen}")
 
 
 def after_spending(policy: Policy, state: Path, config: RunConfig) -> Policy:
@@ -370,18 +369,20 @@ def check_config(content: Mapping[str, Any], policy: Policy, homes: list[Path], 
     config = RunConfig.from_json(unescaped(content))
     named = config.options.get("datalists")
     expect("options: datalists", not named, "none, for no job names a path at a site", "one")
-    for key, name in _names(config.options):
+    for key, name in _names(config):
         _check_home(key, name, policy, homes)
     policy = after_spending(policy, state, config) if state else policy
     policy.check(config)
 
 
-def _names(options: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """The options that name a class or function outside MONAI; ``tasks.load`` has checked how they are written."""
-    if name := options.get("script"):
+def _names(config: RunConfig) -> Iterator[tuple[str, str]]:
+    """Where a run names a class or function outside MONAI; ``tasks.load`` has checked how options are written."""
+    if name := config.options.get("script"):
         yield "script", str(name)
-    if (name := class_path(str(options.get("model", "")))) and not monai_networks.is_listed(name):
+    if (name := class_path(str(config.options.get("model", "")))) and not monai_networks.is_listed(name):
         yield "model", name
+    if "." in (name := str(config.decision.get("own_model", ""))):  # the package's own are single words
+        yield "decision: own_model", name
 
 
 def _check_home(key: str, name: str, policy: Policy, homes: list[Path]) -> None:

@@ -13,8 +13,8 @@ import numpy as np
 from fairflare.core.schema import Answer, Instruction
 from fairflare.core.types import CLINICAL, LABEL, MOST_EXAMPLES, Cost, Round, SplitName
 from fairflare.engine.after.base import AfterStep, Array, Cases, Chosen, Fit, Shape, plain
-from fairflare.engine.checks import Refused, Rejection, checked_scalars, first_good, left_out, silent
-from fairflare.engine.exchanges.base import TIMES, Ended, Exchange, OfRun, refusing
+from fairflare.engine.checks import TIMES, Refused, Rejection, checked_scalars, first_good, left_out, silent
+from fairflare.engine.exchanges.base import Ended, Exchange, OfRun, refusing
 from fairflare.engine.exchanges.site_sums import CasesOf, SumsAtSite
 from fairflare.engine.files import save_json
 from fairflare.engine.memory import AFTER_ENDING, beside

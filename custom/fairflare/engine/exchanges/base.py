@@ -34,8 +34,6 @@ Work = Callable[["Site", Instruction], Answer]
 """What a site does with an instruction; raises EgressRefused where nothing may leave."""
 HOME = "fairflare.engine.exchanges"
 """Where the package's own lie, a module for each: by a name that no reader of imports follows."""
-TIMES = 10
-"""So many times the training examples that it declared a site may have calibration or test cases."""
 OWN = ("sums", "clinical", "after", "benefit", "decide")
 """The package's own, in the order in which the server asks after the last round; a run names "decide" itself."""
 

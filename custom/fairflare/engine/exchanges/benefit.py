@@ -17,8 +17,8 @@ from fairflare.core.types import MOST_EXAMPLES, Cost, Number, Round, StateDict
 from fairflare.engine.alone import SHARE, Alone
 from fairflare.engine.answers import PlainAtSite
 from fairflare.engine.benefit import DRAWS, HIGH, LEVEL, LOW, ROUNDS, N, Pair, measured, reports
-from fairflare.engine.checks import Refused, Rejection, checked_scalars, first_good, left_out, silent
-from fairflare.engine.exchanges.base import TIMES, Ended, Exchange, OfRun
+from fairflare.engine.checks import TIMES, Refused, Rejection, checked_scalars, first_good, left_out, silent
+from fairflare.engine.exchanges.base import Ended, Exchange, OfRun
 from fairflare.engine.exchanges.train import TrainAtSite
 from fairflare.engine.hashes import model_hash
 from fairflare.engine.memory import AskedAgain, check_last
