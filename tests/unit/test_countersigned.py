@@ -18,6 +18,7 @@ from fairflare.core import schema
 from fairflare.core.errors import DataError
 from fairflare.core.schema import Answer, Instruction
 from fairflare.core.types import Round
+from fairflare.engine import loop
 from fairflare.engine.audit import GENESIS, entry_hash, verify
 from fairflare.engine.countersigned import MOST_CERTIFICATES, UNSIGNED, Countersigned
 from fairflare.engine.files import read_tensors, save_tensors
@@ -250,6 +251,28 @@ def test_an_evaluation_that_is_rewritten_with_its_report_is_found(signed, tmp_pa
     found = log_verifier.check(run, signed.root)
     assert found.remarks == ["nobody vouches for entry 4 (evaluation), 5 (finish), 6 (report)"]
     assert log_verifier.check(run, signed.root, [signed.heads["site-1"]]).problem
+
+
+def test_whatever_of_an_evaluation_a_server_rewrites_while_the_run_goes_on_is_found(kits, tmp_path, monkeypatch):
+    """Then the server has signed it, and the site's own file alone tells: each site's evaluation in another way."""
+    kept = loop.inspect_evaluation
+    changes = [
+        lambda found: found["intervals"]["auc"].update(low=0.0),
+        lambda found: found["trivial"]["test"].update(loss=9.0),
+        lambda found: (found["clinical"].update(n=1.0), found["val"].pop("auc")),
+    ]
+
+    def rewritten(*answers):
+        found, refused = kept(*answers)
+        for site, change in zip(sorted(found), changes):
+            change(found[site])
+        return found, refused
+
+    monkeypatch.setattr(loop, "inspect_evaluation", rewritten)
+    made = federation(tmp_path, kits)
+    for site, heads in made.heads.items():
+        problem = log_verifier.check(made.run, made.root, [heads]).problem
+        assert problem.endswith(f"another evaluation of {site} than it sent"), problem
 
 
 class Told(list):

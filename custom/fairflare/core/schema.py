@@ -222,7 +222,7 @@ class Answer:
     clinical: Any = _field(
         "clinical", "calibration and decisions of the model that the site uses, on its test split: means, and counts "
         "per bin of the risk, or of times steps of survival curves; after the last round, of one model",
-        default={}, exchanges=("evaluate", "adjust"),
+        default={}, exchanges=("evaluate", "adjust"), audit=True,
     )  # fmt: skip
     reports: Any = _field(
         "reports", "numbers that an exchange of a plugin declares", default={}, exchanges=(FURTHER,), sparse=True

@@ -28,12 +28,11 @@ from cryptography.x509.oid import NameOID
 from cryptography.x509.verification import ExtensionPolicy, PolicyBuilder, Store
 
 from fairflare.privacy.log_files import Wrong, chained
-from fairflare.privacy.statements import answer_bytes, head_bytes, numbers_hash
+from fairflare.privacy.statements import answer_bytes, head_bytes, is_told, numbers_hash, within
 
 TYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16", "BOOL": "bool", "U8": "uint8"}
 TYPES |= {f"I{size}": f"int{size}" for size in (8, 16, 32, 64)}
 MODEL = "model.safetensors"
-COMPARED = ("val", "test", "n", "groups")  # of a site's evaluation
 KEPT = ("seq", "time", "event", "round", "hash", "head", "model_sha256", "config_json_sha256", "files")
 Entry = dict[str, Any]
 
@@ -194,25 +193,17 @@ def _check_kept(path: Path, log: Log, signers: Signers, found: Verified) -> None
             raise Wrong(f"{where}: an update that is not in the site's own file")
         if entry["event"] == "round" and site in entry["accepted"]:
             told = [one["told"] for one in mine if one["round"] == entry["round"] and one["task"] != "evaluate"]
-            if not _within(entry["accepted"][site], told):
+            if not within(entry["accepted"][site], told):
                 raise Wrong(f"{where}: other numbers of {site} than it sent")
-        if entry["event"] == "evaluation" and site in entry["sites"]:
-            shown = {key: value for key, value in entry["sites"][site].items() if key in COMPARED}
-            if not any(_within(shown, [one["told"]["metrics"]]) for one in mine if one["task"] == "evaluate"):
+        if entry["event"] in ("evaluation", "best") and site in entry["sites"]:
+            sent_of = [one["told"] for one in mine if one["task"] == "evaluate"]
+            if not any(is_told(entry["sites"][site], one, other) for one in sent_of for other in sent_of):
                 raise Wrong(f"{where}: another evaluation of {site} than it sent")
     for number in sorted({number for number, _ in sent} - {number for number, _ in logged}):
         why = refused.get(number, [])
         if number in refused and not why:
             raise Wrong(f"{name}: round {number}: the log lacks the update of {site} and does not say why")
         found.remarks.append(f"round {number}: the log lacks what {site} sent: {', '.join(why) or 'cut short'}")
-
-
-def _within(shown: Any, kept: Sequence[Any]) -> bool:
-    """Whether one of ``kept`` has each number that is shown."""
-    if isinstance(shown, Mapping):
-        inner = [one for one in kept if isinstance(one, Mapping)]
-        return all(_within(value, [one.get(key) for one in inner]) for key, value in shown.items())
-    return any(shown == one for one in kept)
 
 
 def _check_files(folder: Path, entries: Sequence[Entry], found: Verified) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 SIGNED = ("train", "compare", "weigh", "evaluate")
@@ -41,6 +41,28 @@ def answer_bytes(site: str, task: str, round: int, head: str, update: str, numbe
 def numbers_hash(numbers: Mapping[str, Any]) -> str:
     """SHA-256 of numbers by name, nested as they may be."""
     return hashlib.sha256(_canonical(numbers)).hexdigest()
+
+
+def within(shown: Any, kept: Sequence[Any]) -> bool:
+    """Whether one of ``kept`` has each number that is shown."""
+    if isinstance(shown, Mapping):
+        inner = [one for one in kept if isinstance(one, Mapping)]
+        return all(within(value, [one.get(key) for one in inner]) for key, value in shown.items())
+    return any(shown == one for one in kept)
+
+
+BESIDE = ("personal", "clinical")
+
+
+def is_told(shown: Mapping[str, Any], one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    """Whether an evaluation in the log is what a site signed: ``one`` answer with all of its metrics.
+
+    ``BESIDE`` it may stand what the site said of its own model, in the same answer or in an ``other``.
+    """
+    each = [{**one, **one["metrics"]}, {**other, **other["metrics"], "personal": other["metrics"]}]
+    whole = all(shown.get(split, {}).keys() == one["metrics"].get(split, {}).keys() for split in ("val", "test"))
+    own = {key: value for key, value in shown.items() if key not in BESIDE}
+    return whole and within(own, each[:1]) and within({key: shown[key] for key in BESIDE if shown.get(key)}, each)
 
 
 def _canonical(*content: Any) -> bytes:
