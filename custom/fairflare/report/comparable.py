@@ -9,7 +9,7 @@ from typing import Any
 
 from fairflare.core.errors import UserError
 from fairflare.report.summary import FORMAT, POOL
-from fairflare.report.values import listing, natural, plural
+from fairflare.report.values import in_order, listing, natural, plural
 
 Json = dict[str, Any]
 Groups = dict[str, dict[Any, Json]]
@@ -109,11 +109,19 @@ def objectives(groups: Groups) -> dict[str, Json]:
 
 
 def setting_notes(groups: Groups) -> list[str]:
-    """Training settings and versions in which the methods differ: the reader decides whether that is fair."""
+    """Training settings and versions in which the methods differ, and what bounds changed: the reader decides whether
+    that is fair."""
     runs = {label: _any(found) for label, found in groups.items()}
     training = {label: run["training"] or {} for label, run in runs.items()}
     versions = {label: run["provenance"]["versions"] or {} for label, run in runs.items()}
-    return [*_unequal("Training", training), *_unequal("Software", versions)]
+    notes = [*_unequal("Training", training), *_unequal("Software", versions)]
+    bounded = {
+        label: {row["site"] for run in found.values() for row in run.get("bounds") or ()}
+        for label, found in groups.items()
+    }
+    if said := "; ".join(f"{label}: {listing(in_order(sites))}" for label, sites in bounded.items() if sites):
+        notes.append(f"Bounds on single sites shortened updates or capped weights, which robust=off does not: {said}.")
+    return notes
 
 
 def canonical(value: Any) -> str:

@@ -131,7 +131,9 @@ def sentences(summary: Mapping[str, Any]) -> list[str]:
     said = []
     if found.get("compared") and found["learned"] is not False:
         models = "The sites' own models" if summary.get("used") else "The model"
-        how = f"{models} beats the baseline at {found['better']} of {found['compared']}"
+        even = {math.log(max(len((summary.get("task") or {}).get("classes") or ()), 1))}
+        against = "even odds" if {row["trivial_loss"] for row in found["rows"]} == even else "the baseline"
+        how = f"{models} beats {against} at {found['better']} of {found['compared']}"
         how = how.replace("models beats", "models beat") + f" {'site' if found['compared'] == 1 else 'sites'}"
         unsure = "" if found["learned"] else "Too few sites to tell whether the model has learned. "
         said.append(f"{unsure}{how}: {_gain(found, summary)}.")
