@@ -225,7 +225,7 @@ def sections() -> str:
         trials = int(chosen.query("regime == @regime.key")["trials"].min())
         said = (
             f"{regime.setting}. {regime.rounds} rounds, {ran(regime)} seeds, {trials} trials an arm. "
-            f"Smallest difference that these seeds find: {least} points."
+            f"Smallest difference that these seeds find: {least}; ceiling {100 * mdd(room(regime)):.1f} points."
         )
         parts.append(f"### {regime.key}: {regime.title}\n\n{said}\n\n{table(regime)}")
     return "\n\n".join(parts)
@@ -252,7 +252,7 @@ def on_card(method: str) -> str:
             cells = [f"{verdict(regime, arm, one)}: {points(against[arm, one])}" for one in (ROUNDS, PASSES)]
             lines.append([regime.title, regime.primary.words, *cells])
     page = os.path.relpath(PAGE, card_of(method).parent)
-    heads = [f"[bench of regimes]({page})", "endpoint", ROUNDS, PASSES]
+    heads = [f"[bench of regimes]({page}), `robust=off`", "endpoint", ROUNDS, PASSES]
     return drawn(heads, lines) if lines else f"No regime of the [bench]({page}) has run yet."
 
 
