@@ -61,6 +61,22 @@ def test_every_answer_of_the_rule_comes_from_the_rule():
     assert public <= set(vars(Bounded)), public - set(vars(Bounded))
 
 
+def test_fedce_takes_no_site_out_of_a_model_that_holds_another_update_of_it():
+    """(w - p_i w_i) / (1 - p_i) is the others' model only where w holds p_i w_i."""
+    rule, sites = (
+        Bounded(FedCE(), Bounds(clip=1.0)),
+        [reply(k, [1.0, k / 9]) for k in range(3)] + [reply(3, [9.0, 9.0])],
+    )
+    outcome = rule.aggregate(model(), sites, {}, INFO)
+    orders = {r.site: rule.orders(outcome.state, r.site, INFO) for r in sites}
+    shortened = {site for site, kept in outcome.notes["clip_factor"].items() if kept < 1}
+    assert "site-3" in shortened < set(orders)
+    assert {site for site, order in orders.items() if not order} == shortened
+    with pytest.raises(UserError, match="expected none, for fedce takes sites out of plain averages"):
+        make_config("fedce", "heart:full", values={"server_optimizer": "momentum"})
+    make_config("fedce", "heart:full", values={"server_optimizer": "momentum", "terms": "cosine"})
+
+
 def test_clipping_keeps_directions_and_running_statistics():
     sites = [reply(0, [1.0, 0.0]), reply(1, [0.0, 1.0]), reply(2, [0.0, 100.0])]
     outcome = run(Bounds(clip=1.0), sites)

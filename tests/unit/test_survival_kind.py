@@ -9,7 +9,7 @@ import torch
 from cases import each, later
 from fairflare.data.tensors import Split, TensorData
 from fairflare.functional import survival as maths
-from fairflare.tasks.kinds.survival import Cox, Hazards, efron_loss, hazard_loss, intervals_of
+from fairflare.tasks.kinds.survival import Cox, Hazards, TimeCases, efron_loss, hazard_loss, intervals_of
 
 lifelines = later("lifelines")
 ENDS = (1.0, 2.0, 3.0)
@@ -90,3 +90,12 @@ def test_the_answer_that_needs_no_network_is_the_life_table_of_the_training_pati
     assert outputs.shape == (5, 4)
     told = kind.cases(outputs, targets[:5], ()).survival
     assert told[0, :3] == pytest.approx(curve[:3], abs=1e-6) and np.ptp(told, axis=0).max() < 1e-9
+
+
+def test_equal_patients_have_equal_risks_however_many_there_are():
+    """Else an answer that is the same for all has a C-index other than one half."""
+    for seed in range(40):
+        logits = torch.randn(1, 3, generator=torch.Generator().manual_seed(seed))
+        for n in (7, 69, 70):
+            cases = TimeCases(logits.expand(n, -1), torch.ones(n, 2), (), (1.0, 2.0, 3.0), False)
+            assert len(set(cases.risks.tolist())) == 1

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 from fairflare.aggregators.base import Outcome, State, WeighingRule, add_weighted, filled, limited, shares, uniform
+from fairflare.aggregators.own import View
 from fairflare.core.notes import Note
 from fairflare.core.registry import method
 from fairflare.core.types import Info, Reply, StateDict, Weights
@@ -67,7 +68,8 @@ class FedCE(WeighingRule):
         return ("received_error", "trained_error") + (() if self.terms == "cosine" else ("minus_error",))
 
     def orders(self, state: State, site: str, info: Info) -> dict[str, float]:
-        """The weight that the site's last model has in the model it receives; none when it has no part in it."""
+        """The weight that the site's last model has in the model it receives; none when it has no part in it, or where
+        bounds have shortened or mixed the update, so that the model holds another one."""
         weight = state.get("last", {}).get(site)
         return {} if weight is None or weight > ALONE else {"coefficient": weight}
 
@@ -95,7 +97,8 @@ class FedCE(WeighingRule):
         rule = self._accumulated if self.variant == "paper" else self._averaged
         weights, next_state = rule(replies, fresh, state)
         weights = limited(weights, info.cap)
-        return weights, fresh, {**next_state, "last": weights}
+        last = {r.site: weights[r.site] for r in replies if not isinstance(r.update, View)}
+        return weights, fresh, {**next_state, "last": last}
 
     def _accumulated(
         self, replies: Sequence[Reply], fresh: Mapping[str, float], state: State

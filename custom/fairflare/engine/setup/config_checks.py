@@ -311,6 +311,10 @@ def misfit(ids: Mapping[str, str], rule: Rule, trainer: Trainer) -> str:
     unheeded = [name for name in rule.heeded if name not in trainer.heeds]
     reasons = (
         (rule.own_models and steps, f"server_optimizer: expected none, for {method} gives sites models of their own"),
+        (
+            "minus_error" in rule.useful and steps,
+            f"server_optimizer: expected none, for {method} takes sites out of plain averages (or terms=cosine)",
+        ),
         (bool(unheeded), f"{under}: expected a trainer that heeds its orders ({', '.join(unheeded)}), got {by}"),
         (
             rule.alone and (trainer.has_server_half or bool(trainer.receives)),

@@ -113,7 +113,8 @@ class TimeCases(Cases):
     def risks(self) -> Array:
         """(N,) the log risk, or the cumulative hazard up to the last end."""
         outputs = self.outputs.double()
-        return (outputs[:, 0] if self.log_risk else F.softplus(outputs).sum(1)).numpy()
+        # Equal rows have equal risks: vectorised and other rows of a sum differ in their last bit.
+        return (outputs[:, 0] if self.log_risk else F.softplus(outputs).sum(1).float().double()).numpy()
 
 
 def _proportional(outputs: Tensor, log_hazards: Sequence[float]) -> Tensor:
