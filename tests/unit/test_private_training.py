@@ -5,6 +5,7 @@ import csv
 import json
 import math
 from collections import Counter
+from contextlib import nullcontext
 
 import numpy as np
 import pytest
@@ -438,6 +439,29 @@ def test_several_records_of_a_patient_are_refused_where_patients_are_known():
     work = LocalWork(nn.Linear(4, 2), data, Training(batch_size=2), Round(1, 1), seed=derive(0))
     with pytest.raises(UserError, match="expected one of each patient, got several"):
         trainer().train(work)
+
+
+def test_several_examples_of_a_record_are_refused():
+    """Each would be clipped by itself, so that the record moved the sum by several times the norm that is charged."""
+
+    class Cropped(TensorData):
+        def _picked(self, batches, generator):
+            return super()._picked([rows.repeat(2) for rows in batches], generator)
+
+    data, network = Cropped.of(canaries(4).splits, 2), nn.Linear(4, 2)
+    before = network.weight.detach().clone()
+    with pytest.raises(UserError, match="a budget protects a row: expected one example of each"):
+        trainer(draws="seed").train(LocalWork(network, data, Training(batch_size=4), Round(1, 1), seed=2))
+    assert torch.equal(network.weight, before)
+
+
+def test_crops_of_a_bundle_are_refused_where_they_are_several():
+    for name, more in (("RandSpatialCropd", {}), ("RandSpatialCropSamplesd", {"num_samples": 8})):
+        crop = {"_target_": name, "keys": ["image"], "roi_size": [32, 32], **more}
+        own = {"site_names": "s,t,u", "train_transforms": json.dumps([crop])}
+        make_config("fedavg", "bundle-classification", values=own)
+        with pytest.raises(UserError, match="expected num_samples of 1 with trainer") if more else nullcontext():
+            make_config("fedavg", "bundle-classification", values={**PRIVATE, **own})
 
 
 def test_a_seed_is_refused_on_a_sites_own_data(tmp_path):

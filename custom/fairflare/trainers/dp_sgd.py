@@ -124,7 +124,11 @@ class PrivateTrainer(Trainer):
         return Mechanism(noise, rate, each)
 
     def _train(self, work: LocalWork) -> torch.Tensor:
-        """As the module says; the loss, which no noise covers, is not told: NaN."""
+        """As the module says; the loss, which no noise covers, is not told: NaN.
+
+        Raises:
+            UserError: the data cannot be read by record, or make several examples of one, each of which moves the sum.
+        """
         from opacus import GradSampleModule
         from opacus.optimizers import DPOptimizer
 
@@ -159,6 +163,8 @@ class PrivateTrainer(Trainer):
                     optimizer.signal_skip_step(number < len(parts))
                     if len(part):
                         (batch,) = data.picked([part], derive(work.seed, "picked", step, number))
+                        if len(batch.inputs) != len(part):
+                            raise UserError("trainer dp-sgd: a budget protects a row: expected one example of each")
                         batch = batch.to(work.device)
                         objective(wrapped(batch.inputs), batch.targets, reduction="none").sum().backward()
                     else:

@@ -246,6 +246,12 @@ class BundleTask(OwnData):
         args = read("model", self.model, dict).get("args", {})
         return int(next((args[key] for key in CHANNELS if key in args), 0))
 
+    @property
+    def crops(self) -> bool:
+        """Whether training makes several examples of a file."""
+        listed = steps("train_transforms", self.train_transforms, self.keys)
+        return any(one.get("num_samples", 1) != 1 for one in listed)
+
     def network(self) -> nn.Module:
         edges = self.input_shape[1:] if self.masks else ()
         network = own_network.build(self.model, self.input_shape, (self.outputs or len(self.classes), *edges))
