@@ -98,20 +98,13 @@ def test_the_fold_is_part_of_a_configuration_and_unsaid_without_one():
         folded(tasks.load("heart", "full"), "5/5/0")
 
 
-def test_whose_privacy_each_candidate_keeps_is_known(monkeypatch):
-    monkeypatch.delattr("fairflare.studies.join.build_parts")  # no data is read for it
-    seeded, private, site = (
-        "fedavg:trainer=dp-sgd,draws=seed",
-        "fedavg:trainer=dp-sgd,epsilon=3",
-        "fedavg:site_epsilon=2",
-    )
-    for labels, kept in {
-        ("fedavg", seeded): {},
-        (private,): {private: {"record": {"epsilon": 3.0, "delta": 1e-5}}},
-        (site,): {site: {"hospital": {"epsilon": 2.0, "delta": 1e-5}}},
-    }.items():
-        values = {"secure_sum": "masks"} if labels == (site,) else {}
-        assert Question("heart", labels, choices={"values": values}).privacy() == kept
+@pytest.mark.parametrize("label", ["fedavg:trainer=dp-sgd", "fedavg:site_epsilon=2"])
+def test_a_privacy_budget_is_refused_on_folds(label):
+    """One record more deals all patients of its site anew, and each deal is a run that spends as much again."""
+    question = Question("heart", (label,), choices={"values": {"secure_sum": "masks"}})
+    question.each()
+    with pytest.raises(UserError, match="fold: expected none with .*, whose budget does not cover the deals of join"):
+        question.runs()
 
 
 JOIN = ["join", "fedavg", "ditto", "--task", "heart:full", "--folds", "2", "--repeats", "1", "--rounds", "2"]

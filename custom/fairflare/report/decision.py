@@ -57,7 +57,7 @@ def _thousandths(estimate: Json) -> Estimate:
 
 def page(found: Mapping[str, Any]) -> str:
     """``join.html``."""
-    shown = {"methods": {}, "secure": False, "privacy": {}, "refused": {}, "not_validated": "", **found}
+    shown = {"methods": {}, "secure": False, "refused": {}, "not_validated": "", **found}
     return rendered("decision", found={**shown, "figures": drawn([forest(dict(found))])}, title=found["title"])
 
 

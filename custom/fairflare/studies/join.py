@@ -71,8 +71,6 @@ DECIDE = "decide"
 """In place of a METHOD: its regressions."""
 DATA_ONLY = "fedavg"
 """The method whose configuration says which data, where none is asked."""
-SEEDED = "seed"
-"""Draws of ``dp-sgd`` that protect nobody."""
 SECRET = {"secure_sum": "masks", "min_sites": MIN_SECRET}
 LAST = {"best_by": "none", "headline": "final"}
 """All patients train, so that none chooses a model."""
@@ -139,19 +137,6 @@ class Question:
 
     def name(self, label: str, deal: int, fold: int) -> str:
         return f"{folder_name(label)}-fold{fold}of{self.plan.folds}-deal{deal}"
-
-    def privacy(self) -> Json:
-        """Method trained with differential privacy -> whose ("record", "hospital") -> epsilon and delta of a run."""
-        found = dict[str, Json]()
-        for label, config in self.each().items():
-            trainer: Any = config.components.trainer
-            one = {}
-            if trainer.private and trainer.draws != SEEDED:
-                one["record"] = {"epsilon": trainer.epsilon, "delta": trainer.delta}
-            if config.site_epsilon:
-                one["hospital"] = {"epsilon": config.site_epsilon, "delta": config.site_delta}
-            found |= {label: one} if one else {}
-        return found
 
 
 def asked(configs: Sequence[RunConfig], plan: Plan, methods: bool = True, outside: Sequence[str] = ()) -> Question:
@@ -408,7 +393,7 @@ def _methods(
         found |= compared(own, {f"{label}: {LABELS['U']}": outside})
         found |= compared(outside, {f"{label}: {LABELS['D']}": member}, kappa=0.0)
     left = {site: why for site, why in refused.items() if why}
-    more = {"methods": found, "score": score, "privacy": question.privacy(), "refused": left}
+    more = {"methods": found, "score": score, "refused": left}
     unsure = score if score != BRIER else "the rows of using and joining" if question.outside else ""
     return more | ({"not_validated": unsure} if unsure else {})
 
