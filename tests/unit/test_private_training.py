@@ -2,6 +2,7 @@
 """The trainer dp-sgd: its accountant, its noise, its budget, and what may stand beside it."""
 
 import csv
+import dataclasses
 import json
 import math
 from collections import Counter
@@ -359,6 +360,13 @@ NOT_PUBLIC = [
 def test_what_the_budget_does_not_cover_is_refused(values, words):
     with pytest.raises(UserError, match=words):
         build_parts(make_config("fedavg", "support2:dirichlet", rounds=1, values={**PRIVATE, **values}))
+
+
+def test_an_evaluation_is_refused_whose_number_and_results_are_of_the_same_cases():
+    """The ledger took them for two splits, of which a case is in one alone."""
+    config = make_config("fedavg", "support2:dirichlet", rounds=1, values=PRIVATE)
+    with pytest.raises(UserError, match="evaluation: expected false with trainer dp-sgd"):
+        dataclasses.replace(config, evaluation=True)
 
 
 @pytest.mark.parametrize("budget", [PRIVATE, {"secure_sum": "masks", "site_epsilon": 8.0}])

@@ -126,6 +126,7 @@ def _check_budget(config: RunConfig, trainer: Trainer, task: Task) -> None:
     expected("after", config.after == NO_STEP, f"none {what} sums over calibration cases", config.after)
     expected("best_by", config.best_by == NO_CHOICE, f"none {what} validation cases", config.best_by)
     expected("fold", not config.fold, f"none {what} the deals of join", config.fold)
+    expected("evaluation", not config.evaluation, f"false {what} how many cases the results are of", config.evaluation)
     expected("task", not task.by_script, f"no script {what} what a script does", config.task)
     if trainer.private and getattr(task, "crops", False):
         raise UserError(f"train_transforms: expected num_samples of 1 {what} several examples of a record")
