@@ -17,6 +17,7 @@ from fairflare.engine.setup.at_site import spender
 from fairflare.engine.setup.config import make_config
 from fairflare.engine.setup.parts import build_parts
 from fairflare.flare.site_policy import Policy, after_spending
+from fairflare.privacy.differential_privacy import Draws, Mechanism, RecordBudget, SiteNoise
 
 TABLE = {"site_names": "a", "label": "died", "features": "age", "scaling": "site", "model": "linear"}
 IMAGES = {"site_names": "a", "size": "32", "channels": "1"}
@@ -102,3 +103,22 @@ def test_two_jobs_that_charge_at_the_same_time_are_both_charged(tmp_path):
 
     with ThreadPoolExecutor(3) as pool:
         list(pool.map(charge, "abc"))
+
+
+def test_two_jobs_that_charge_one_run_at_the_same_time_are_both_charged(tmp_path):
+    """As of two submitters: each read the run's ledger, charged its own round, and wrote over the other's."""
+    file, one = tmp_path / "hospital-a.privacy.json", Mechanism(2.0, 0.1, 1)
+
+    def charge(_):
+        records = RecordBudget(50.0, 1e-5, SpentFile(file, "records"), lambda purpose: Draws(None))
+        hospital = SiteNoise(1.0, 50.0, 1e-5, 1, 30, SpentFile(file, "hospital"))
+        number = records.count(500)
+        for _ in range(10):
+            assert records.charge(one)
+            hospital.charge()
+        return number
+
+    with ThreadPoolExecutor(3) as pool:
+        assert len(set(pool.map(charge, range(3)))) == 1
+    spent = {run: SpentFile(file, run).read()["spent"] for run in ("records", "hospital")}
+    assert len(spent["records"]) == 1 + 30 and spent["hospital"][0][2] == 30

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, Literal, NamedTuple, Protocol, TypeAlias
 
@@ -391,6 +392,9 @@ class Ledger(Protocol):
 
     def write(self, content: dict[str, Any]) -> None:
         """Keep ``content``, JSON values, before what it is about is done."""
+
+    def held(self) -> AbstractContextManager[None]:
+        """Within: nobody else writes, so that what was read there still holds."""
 
 
 PERSONAL = "personal"

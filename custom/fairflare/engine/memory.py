@@ -89,6 +89,7 @@ class SpentFile:
     def __init__(self, path: Path | None, run: str) -> None:
         self._path, self._run = path, run
         self._runs: dict[str, Any] = {}
+        self._held = False
 
     def read(self) -> dict[str, Any]:
         """What this run has written last; empty at first."""
@@ -98,13 +99,22 @@ class SpentFile:
 
     def write(self, content: dict[str, Any]) -> None:
         """Keep ``content`` beside what other runs have written, of other processes at the same time too."""
-        if self._path is None:
-            self._runs[self._run] = content
-            return
-        files.private_folder(self._path.parent)
-        with files.locked(self._path.parent, f".{self._path.name}.lock", wait=WAIT):
+        with self.held():
             self.read()
-            files.save_json(self._path, {"runs": {**self._runs, self._run: content}})
+            self._runs = {**self._runs, self._run: content}
+            if self._path is not None:
+                files.save_json(self._path, {"runs": self._runs})
+
+    @contextlib.contextmanager
+    def held(self) -> Iterator[None]:
+        """Within: nobody else writes to the file, of other processes neither; this object may hold it already."""
+        with contextlib.ExitStack() as stack:
+            if self._path is not None and not self._held:
+                files.private_folder(self._path.parent)
+                stack.enter_context(files.locked(self._path.parent, f".{self._path.name}.lock", wait=WAIT))
+                self._held = True
+                stack.callback(setattr, self, "_held", False)
+            yield
 
 
 class AnsweredFile:

@@ -20,6 +20,7 @@ import math
 import os
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
@@ -156,24 +157,26 @@ class RecordBudget:
 
     def charge(self, one: Mechanism, split: str = TRAIN, **released: Any) -> bool:
         """Write ``one`` to the ledger, with what it releases; False, without writing, where epsilon is passed."""
-        spent = [*self.spent(split), one]
-        if epsilon_of(spent, self.delta) > self.epsilon:
-            return False
-        rows = [[each.noise, each.rate, each.steps] for each in spent]
-        content = {**self.ledger.read(), **released, split: rows, "budget": self.epsilon, "delta": self.delta}
-        now = max(epsilon_of(spent, self.delta), epsilon_of(self.spent(TEST if split == TRAIN else TRAIN), self.delta))
-        self.ledger.write({**content, "epsilon": now})
+        with self.ledger.held():
+            spent = [*self.spent(split), one]
+            if epsilon_of(spent, self.delta) > self.epsilon:
+                return False
+            rows = [[each.noise, each.rate, each.steps] for each in spent]
+            content = {**self.ledger.read(), **released, split: rows, "budget": self.epsilon, "delta": self.delta}
+            others = epsilon_of(self.spent(TEST if split == TRAIN else TRAIN), self.delta)
+            self.ledger.write({**content, "epsilon": max(epsilon_of(spent, self.delta), others)})
         return True
 
     def count(self, n: int) -> int:
         """The number of training examples with Gaussian noise, at least 1: drawn once in a run, the same ever after."""
-        kept = self.ledger.read().get("count")
-        if kept is None:
-            one = Mechanism(noise_for(COUNT_SHARE * self.epsilon, self.delta, 1.0, 1), 1.0, 1)
-            noise = float(self.draws("count").normal(torch.zeros(1, dtype=torch.float64)))
-            kept = max(1, round(n + one.noise * noise))
-            if not self.charge(one, count=kept):
-                raise EgressRefused(RECORDS_SPENT)
+        with self.ledger.held():
+            kept = self.ledger.read().get("count")
+            if kept is None:
+                one = Mechanism(noise_for(COUNT_SHARE * self.epsilon, self.delta, 1.0, 1), 1.0, 1)
+                noise = float(self.draws("count").normal(torch.zeros(1, dtype=torch.float64)))
+                kept = max(1, round(n + one.noise * noise))
+                if not self.charge(one, count=kept):
+                    raise EgressRefused(RECORDS_SPENT)
         return int(kept)
 
     def results(self, model: str, scoring: Any, outputs: torch.Tensor, targets: torch.Tensor) -> dict[str, Any]:
@@ -319,10 +322,11 @@ class SiteNoise:
 
     def charge(self) -> None:
         """Count a sum before anything of it leaves; raises EgressRefused as ``check``."""
-        self.check()
-        now, self._sums = self._after(1), self._spent() + 1
-        if self.ledger is not None:
-            self.ledger.write({"epsilon": now, "delta": self.delta, "spent": [[self.noise, 1.0, self._sums]]})
+        with nullcontext() if self.ledger is None else self.ledger.held():
+            self.check()
+            now, self._sums = self._after(1), self._spent() + 1
+            if self.ledger is not None:
+                self.ledger.write({"epsilon": now, "delta": self.delta, "spent": [[self.noise, 1.0, self._sums]]})
 
     def applied(self, update: Mapping[str, Any], sites: int) -> StateDict:
         """p_k D_k, bounded and with this site's share of the noise, for a sum over ``sites``; raises SumRefused."""
