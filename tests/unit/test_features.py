@@ -17,6 +17,7 @@ from cases import each
 from command_line import call
 from fairflare.cli.main import main
 from fairflare.core.errors import DataError, UserError
+from fairflare.data.readers import limits
 from fairflare.data.readers.vectors import Bags
 from fairflare.data.site_config import SiteConfig
 from fairflare.engine.audit import verify
@@ -223,6 +224,38 @@ def test_a_site_whose_features_lie_elsewhere_is_named_before_the_run(folder, tmp
     assert not [line for line in reasons(configured(folder)) if line.startswith("features uni")]
 
 
+def external(h5py, file, outside):
+    del file["features"]
+    file.create_dataset("features", (40, 8), "u1", external=[(outside, 0, 320)])
+
+
+def virtual(h5py, file, outside):
+    del file["features"]
+    layout = h5py.VirtualLayout((40, 8), "f4")
+    layout[:] = h5py.VirtualSource(outside, "features", (40, 8))
+    file.create_virtual_dataset("features", layout)
+
+
+def linked(h5py, file, outside):
+    del file["ids"]
+    file["ids"] = h5py.ExternalLink(outside, "ids")
+
+
+def soft(h5py, file, outside):
+    file.move("features", "deep/features")
+    file["features"] = h5py.SoftLink("/deep/features")
+
+
+def grown(h5py, file, outside):
+    """Compressed numbers that were never written take no place in the file."""
+    for key, shape in (("ids", (10**9,)), ("features", (10**9, 8))):
+        del file[key]
+        file.create_dataset(key, shape, "u1", chunks=(1 << 20, *shape[1:]), compression="gzip")
+
+
+HDF5 = {one.__name__: one for one in (external, virtual, linked, soft, grown)}
+
+
 def broken(root, how):
     """A site whose features are wrong in one way."""
     ids, values = [f"p{i}" for i in range(40)], np.ones((40, 8), np.float32)
@@ -253,6 +286,14 @@ def broken(root, how):
     elif how == "link":
         place.rename(root.parent / "outside.npz")
         place.symlink_to(root.parent / "outside.npz")
+    elif how in HDF5:
+        h5py = pytest.importorskip("h5py")
+        place.unlink()
+        outside = root.parent / "outside.h5"
+        for path in (outside, place.with_suffix(".h5")):
+            write(path, "h5", ids, values)
+        with h5py.File(place.with_suffix(".h5"), "a") as file:
+            HDF5[how](h5py, file, str(outside))
     elif how == "damaged":
         place.write_bytes(place.read_bytes()[:200])
 
@@ -272,6 +313,11 @@ def broken(root, how):
         ("none", "missing_file", "or a folder, got 0"),
         ("link", "link_outside", "east.npz is a symbolic link out of the data root"),
         ("damaged", "unreadable", "features east.npz: cannot be read"),
+        ("external", "link_outside", "features east.h5: expected data in the file, 'features' is a link"),
+        ("virtual", "link_outside", "features east.h5: expected data in the file, 'features' is a link"),
+        ("linked", "link_outside", "features east.h5: expected data in the file, 'ids' is a link"),
+        ("soft", "link_outside", "features east.h5: expected data in the file, 'features' is a link"),
+        ("grown", "unreadable", "features east.h5: expected at most 50,000,000 cells, got 1,000,000,000"),
     ],
 )
 def test_bad_features_are_one_line_and_their_code_alone_leaves(how, code, words, tmp_path):
@@ -287,6 +333,25 @@ def test_bad_features_are_one_line_and_their_code_alone_leaves(how, code, words,
         errors = [one for one in found if one.level == "error"]
         assert data is None and errors[0].code == code, found
         assert words in errors[0].text and "\n" not in errors[0].text
+
+
+def test_no_bag_and_no_table_of_features_grows_without_end_when_it_is_read(tmp_path, monkeypatch):
+    h5py, pyarrow = pytest.importorskip("h5py"), pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    (tmp_path / "uni" / "east").mkdir(parents=True)
+    with h5py.File(tmp_path / "uni" / "east" / "slide.h5", "w") as file:
+        file.create_dataset("features", (2 * 10**9, 8), "u1", chunks=(1 << 20, 8), compression="gzip")
+        file.attrs["encoder"], file.attrs["encoder_sha256"] = "uni", SHA
+    with pytest.raises(DataError, match="features uni/east: expected at most 8,589,934,592 bytes"):
+        Bags(tmp_path, "uni", "east").bag("slide")
+    told = {"encoder": "uni", "encoder_sha256": SHA}
+    table = pyarrow.table({"id": ["p0"] * 40, "features": [[0.0] * 1000] * 40}).replace_schema_metadata(told)
+    parquet.write_table(table, tmp_path / "uni" / "west.parquet")
+    assert len(Bags(tmp_path, "uni", "west").bag("p0")) == 40
+    monkeypatch.setattr(limits, "LIMITS", limits.Limits(vectors=100_000))
+    with pytest.raises(DataError, match="features west.parquet: expected at most 100,000 bytes"):
+        Bags(tmp_path, "uni", "west")
 
 
 def test_two_encoders_are_refused_before_anything_starts(tmp_path):

@@ -127,10 +127,12 @@ class Bags:
             if values is None or values.ndim not in (1, 2) or values.dtype.kind not in "fiu" or not values.shape[-1]:
                 what = f"an array {VALUES[0]!r} of numbers (vectors x numbers)"
                 raise DataError("shape", f"features {path.name}: expected {what}, got {some([*arrays])}")
-            if single and (ids is None or np.shape(ids) != values.shape[:1]):
-                raise DataError("column", f"features {path.name}: expected an id per vector, as {', '.join(IDS)}")
+            if single:
+                if ids is None or np.shape(ids) != values.shape[:1]:
+                    raise DataError("column", f"features {path.name}: expected an id per vector, as {', '.join(IDS)}")
+                check(f"features {path.name}", cells=ids.size, vectors=ids.nbytes)
             made.setdefault(_encoder(path, about or _beside(here), values.shape[-1]), path.name)
-            self._bags |= _by_id(ids, values) if single else {path.stem: (values, slice(None))}
+            self._bags |= _by_id(ids, values) if single else {path.stem: (values, slice(0, len(values)))}
         if len(made) != 1:
             (one, at), (other, there) = [*made.items(), *[(None, "")] * 2][:2]
             raise DataError("encoder", f"{self.file}: expected one encoder, got {one} in {at} and {other} in {there}")
@@ -153,8 +155,10 @@ class Bags:
         return list(table[name])
 
     def bag(self, one: str) -> np.ndarray:
-        """float32 (instances, numbers) of an id; DataError where a number is not finite."""
+        """float32 (instances, numbers) of an id; DataError where they are too many, or one is not finite."""
         values, rows = self._bags[one]
+        count = rows.stop - rows.start if isinstance(rows, slice) else len(rows)
+        check(self.file, vectors=count * values.nbytes / max(1, len(values)))
         found = np.atleast_2d(np.asarray(values[rows], dtype=np.float32))
         if not np.isfinite(found).all():
             raise DataError("nonfinite", f"{self.file}: expected finite numbers, got NaN or infinity")
@@ -234,9 +238,13 @@ def _npz(path: Path) -> Content:
 def _h5(path: Path) -> Content:
     import h5py
 
-    file = h5py.File(path, "r")  # stays open: bags are read when they are asked for
-    arrays = {key: one for key, one in file.items() if isinstance(one, h5py.Dataset)}
-    arrays |= {key: one[()] for key, one in arrays.items() if key in IDS}
+    file = h5py.File(path, "r")  # stays open: bags and ids are read when they are asked for
+    own = [key for key in file if isinstance(file.get(key, getlink=True), h5py.HardLink)]
+    arrays = {key: one for key in own if isinstance(one := file[key], h5py.Dataset)}
+    away = [key for key in file if key not in own]
+    away += [key for key, one in arrays.items() if one.external is not None or one.is_virtual]
+    if away:
+        raise DataError("link_outside", f"features {path.name}: expected data in the file, {shown(away[0])} is a link")
     attributes = {key: one for key, one in file.attrs.items() if key in ("encoder", "encoder_sha256")}
     return _split(arrays | {key: np.asarray(one) for key, one in attributes.items()})
 
@@ -246,7 +254,8 @@ def _parquet(path: Path) -> Content:
 
     with ParquetFile(path) as file:
         groups = [file.metadata.row_group(k) for k in range(file.metadata.num_row_groups)]
-        size = sum(group.column(k).total_uncompressed_size for group in groups for k in range(group.num_columns))
+        parts = [group.column(k) for group in groups for k in range(group.num_columns)]
+        size = sum(max(one.total_uncompressed_size, 4 * one.num_values) for one in parts)  # what repeats takes no place
         check(f"features {path.name}", vectors=size)
         table = file.read()
     arrays = {name: table[name].to_numpy() for name in table.column_names if name in IDS}
