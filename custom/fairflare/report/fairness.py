@@ -252,11 +252,12 @@ def effect_size(differences: Sequence[float]) -> dict[str, float | None]:
     """The mean in standard deviations of the differences: Cohen's d of pairs, and Hedges' g without its bias.
 
     g = d Gamma(m / 2) / (sqrt(m / 2) Gamma((m - 1) / 2)) with m = n - 1 (Hedges, J. Educational Statistics 6, 1981,
-    equation 6e). Both None for fewer than two differences, or for equal ones; g for two.
+    equation 6e). Both None for fewer than two differences, or for ones that are equal but for rounding; g for two.
     """
     import numpy as np
 
-    d = float(np.mean(differences) / np.std(differences, ddof=1)) if len(set(differences)) > 1 else math.nan
+    spread = float(np.std(differences, ddof=1)) if len(differences) > 1 else 0.0
+    d = float(np.mean(differences)) / spread if spread > 1e-9 * max(map(abs, differences), default=0.0) else math.nan
     if not math.isfinite(d):
         return {"d": None, "g": None}
     m = len(differences) - 1

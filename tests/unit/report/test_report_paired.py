@@ -53,7 +53,9 @@ def test_interval_and_effect_size():
     assert found["d"] == pytest.approx(d)
     assert found["g"] == pytest.approx(d * (1 - 3 / (4 * 3 - 1)), rel=0.02), "the usual approximation of the factor"
     assert found["g"] == pytest.approx(d * math.gamma(1.5) / (math.sqrt(1.5) * math.gamma(1)))
-    assert effect_size([0.1, 0.1]) == effect_size([0.1]) == {"d": None, "g": None}
+    rounded = [0.3 - 0.2, 0.2 - 0.1, 0.4 - 0.3, 0.5 - 0.4]
+    for none in ([0.1, 0.1], [0.1], [], [0.0, 0.0], rounded):
+        assert effect_size(none) == {"d": None, "g": None}
     assert effect_size([0.1, 0.3])["g"] is None and effect_size([0.1, 0.3])["d"] == pytest.approx(math.sqrt(2))
 
 
