@@ -147,13 +147,14 @@ def test_ten_cases_do_not_decide_the_temperature_of_nine_hundred():
 
 class TestConformal:
     def test_sets_hold_the_rank_of_split_conformal_on_the_grid(self):
-        """The least lambda with R + 1/(n+1) <= alpha is the ceil((n+1)(1-alpha))-th score, rounded up to the grid."""
-        step, cases = Conformal(alpha=0.1), drawn(300, classes=4)
-        fit = step.shared(step.sums(cases, everyone(cases), FOUR), FOUR)
-        scores = class_scores(cases.outputs.softmax(1).numpy())[np.arange(300), cases.targets.numpy()]
-        exact, above = np.sort(scores)[[270, 271]]  # rank 271 = ceil(0.9 x 301), and the next
-        # R + 1/(n+1) is above n/(n+1) R + 1/(n+1): one score more at most.
-        assert exact <= fit["threshold"] <= above + 1 / 200
+        """The ceil((n+1)(1-alpha))-th score, rounded up to the grid; alone likewise, where nothing is shrunk."""
+        for n, alpha, rank in ((300, 0.1, 271), (299, 0.1, 270), (19, 0.1, 18), (9, 0.2, 8)):
+            step, cases = Conformal(alpha=alpha, shrinkage=0), drawn(n, classes=4)
+            total = step.sums(cases, everyone(cases), FOUR)
+            scores = class_scores(cases.outputs.softmax(1).numpy())[np.arange(n), cases.targets.numpy()]
+            fit = step.shared(total, FOUR)
+            assert fit["threshold"] == pytest.approx(math.ceil(np.sort(scores)[rank - 1] * 200) / 200)
+            assert step.own(cases, everyone(cases), total, FOUR) == (fit, "")
 
     def test_missed_cases_of_the_second_class_stay_below_the_level(self):
         step, cases = Conformal(alpha=0.2, loss="missed"), drawn(500)

@@ -63,9 +63,9 @@ def fewest(alpha: float, bound: float = 1.0) -> int:
 
 
 def threshold(curve: Array, cases: float, grid: Array, alpha: float, bound: float = 1.0) -> float | None:
-    """The least grid point lambda with R(lambda) + B / (n + 1) <= alpha; None where there is none.
+    """The least grid point lambda with n / (n + 1) R(lambda) + B / (n + 1) <= alpha; None where there is none.
 
-    Angelopoulos et al. have n / (n + 1) R: never larger than this, and as valid.
+    Of losses of 0 or 1 it is the ceil((n + 1)(1 - alpha))-th score, rounded up to the grid.
 
     Args:
         curve: (G,) R.
@@ -74,7 +74,7 @@ def threshold(curve: Array, cases: float, grid: Array, alpha: float, bound: floa
         alpha: the level, in (0, B).
         bound: B.
     """
-    return _first(monotone(curve) + bound / (cases + 1), grid, alpha)
+    return _first((cases * monotone(curve) + bound) / (cases + 1), grid, alpha)
 
 
 def shrunk_threshold(
@@ -92,9 +92,9 @@ def shrunk_threshold(
     """A site's threshold from its own curve and that of all: least lambda with v R_k + (1 - v) R + correction <= alpha.
 
     None where there is none: with fewer cases than ``fewest`` the correction alone may be above the level.
-    v = n_k / (n_k + n_0); the correction is v B / (n_k + 1) + (1 - v) B / (N + 1). n_0 = 0 leaves the site's own curve,
-    n_0 = infinity that of all. No theorem covers a threshold of one site; the largest of all sites' and of the pooled
-    one is covered where it is used everywhere.
+    v = n_k / (n_k + n_0); the correction is v B / (n_k + 1) + (1 - v) B / (N + 1), as its source has it.
+    n_0 = 0 leaves the site's own curve, n_0 = infinity that of all. No theorem covers a threshold of one site; the
+    largest of all sites' and of the pooled one is covered where it is used everywhere.
 
     Args:
         own, cases: (G,) R_k and n_k >= 0.
@@ -207,7 +207,9 @@ class Conformal(AfterStep):
         if n < 1 or (self.shrinkage == 0 and remark):
             return of_all, remark
         curve, all_curve = monotone(row[1:] / n), total[1:] / total[0]
-        found = shrunk_threshold(curve, n, all_curve, total[0], GRID, self.alpha, prior=self.shrinkage)
+        found = threshold(curve, n, GRID, self.alpha)
+        if self.shrinkage:
+            found = shrunk_threshold(curve, n, all_curve, total[0], GRID, self.alpha, prior=self.shrinkage)
         if found is None:
             return of_all, f"{remark}, and its few leave no room for a margin: has that of all"
         return {"threshold": found}, remark
