@@ -75,18 +75,22 @@ def pairs(times, events, risks, weights):
     return won / whole
 
 
-def graf(times, events, survival, ends):
-    """The score of scikit-survival's ``brier_score``, in its own loops."""
+def observed(times, events):
+    """t -> the chance not to be lost until t, or just before it; scikit-survival has the first for events, too."""
     at, free = maths.kaplan_meier(times, events, once(len(times)), of_censoring=True)
-    g = lambda t: maths.curve_at(at, free, np.array([t]))[0, 0]  # noqa: E731
-    found = []
+    return lambda t, until=True: maths.curve_at(at, free, np.array([t if until else t - 1e-9]))[0, 0]
+
+
+def graf(times, events, survival, ends):
+    """The score of Graf et al., 1999, in loops."""
+    g, found = observed(times, events), []
     for k, end in enumerate(ends):
         total = 0.0
         for t, event, predicted in zip(times, events, survival[:, k], strict=True):
             if t <= end and event:
-                total += predicted**2 / g(t) if g(t) else 0.0
+                total += predicted**2 / g(t, until=False)
             elif t > end:
-                total += (1 - predicted) ** 2 / g(end) if g(end) else 0.0
+                total += (1 - predicted) ** 2 / g(end)
         found.append(total / len(times))
     return found
 
@@ -95,11 +99,24 @@ def graf(times, events, survival, ends):
 def test_weights_for_censoring_are_applied_pair_by_pair_and_patient_by_patient(seed):
     times, events, risks = drawn(seed, n=50)
     weights = maths.uno_weights(times, events, once(50), ENDS[-1])
-    expected = pairs(times, events, risks, weights[0])
+    g = observed(times, events)
+    own = [event / g(t, until=False) ** 2 if t < ENDS[-1] else 0 for t, event in zip(times, events, strict=True)]
+    assert weights[0] == pytest.approx(own, rel=1e-12)
+    expected = pairs(times, events, risks, own)
     assert maths.concordance(times, events, risks, once(50), weights)[0] == pytest.approx(expected, abs=1e-12)
     survival = np.sort(np.random.default_rng(seed).random((50, 4)), axis=1)[:, ::-1]
     found = maths.brier(times, events, survival, np.array(ENDS), once(50))[0]
     assert found == pytest.approx(graf(times, events, survival, ENDS), abs=1e-12)
+
+
+def test_an_event_weighs_what_had_not_been_lost_just_before_it():
+    """Of four, one dies at 1 as another is lost, one dies at 2: the last one stands for 1.5, the dead for 1 and 1.5."""
+    times, events = np.array([1.0, 1, 2, 3]), np.array([1.0, 0, 1, 0])
+    assert maths.uno_weights(times, events, once(4), 3.0)[0] == pytest.approx([1, 0, 1.5**2, 0])
+    for seed in range(8):  # weights make up for who is lost: of nobody's knowledge the score is a quarter
+        times, events, _ = drawn(seed, n=50)
+        found = maths.brier(times, events, np.full((50, 4), 0.5), np.array(ENDS), once(50))
+        assert found == pytest.approx(np.full((1, 4), 0.25), abs=1e-12)
 
 
 @each("metric", ALL)

@@ -173,9 +173,9 @@ def _judged(folder, own, told, ends):
     seen = lifelines.KaplanMeierFitter().fit(times, events).survival_function_at_times(ends).to_numpy()
     away = np.abs(told.mean(0) - seen)
     assert found["metrics"]["survival_calibration_error"]["value"] == pytest.approx(away.mean(), abs=1e-6)
-    # Weights are who is not censored, of those who have not died at the same time either (as scikit-survival's).
+    # Weights are who is not censored, of those who have not died at the same time either; of an event just before it.
     free = lifelines.KaplanMeierFitter().fit(times - 1e-6 * events, 1 - events)
-    at, own_time = (free.survival_function_at_times(when).to_numpy() for when in (ends, times))
+    at, own_time = (free.survival_function_at_times(when).to_numpy() for when in (ends, times - 1e-6 * events))
     died = (times[:, None] <= ends) & (events[:, None] == 1)
     scores = told**2 * died / own_time.clip(1e-9)[:, None] + (1 - told) ** 2 * (times[:, None] > ends) / at
     whole = np.trapezoid(scores.mean(0), ends) / (ends[-1] - ends[0])

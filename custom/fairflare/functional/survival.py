@@ -39,10 +39,10 @@ def kaplan_meier(times: Array, events: Array, counts: Array, *, of_censoring: bo
     return at, np.cumprod(1 - share, axis=1)
 
 
-def curve_at(at: Array, curve: Array, when: Array) -> Array:
-    """(B, K) values at the times ``when`` of a curve (B, U) that steps at ``at`` (U,) and begins at 1."""
+def curve_at(at: Array, curve: Array, when: Array, *, before: bool = False) -> Array:
+    """(B, K) values at the times ``when``, or just before, of a curve (B, U) that steps at ``at`` (U,), 1 at first."""
     whole: Array = np.concatenate((np.ones((len(curve), 1)), curve), axis=1)
-    return whole[:, np.searchsorted(at, when, side="right")]
+    return whole[:, np.searchsorted(at, when, side="left" if before else "right")]
 
 
 def restricted_mean(at: Array, curve: Array, horizon: float) -> Array:
@@ -132,26 +132,27 @@ def concordance_error(
 
 
 def uno_weights(times: Array, events: Array, counts: Array, horizon: float) -> Array:
-    """(B, N) 1 / G^2 of cases before ``horizon``, else 0; G is the chance to be still observed, from the same cases.
+    """(B, N) 1 / G^2 of cases with an event before ``horizon``, else 0.
 
-    nan where G is 0 at an event: then censoring cannot be weighed away.
+    G is the chance to be still observed just before it, from the same cases; above 0 for each that is counted.
     """
-    free = curve_at(*kaplan_meier(times, events, counts, of_censoring=True), times)
-    free = np.where((times < horizon) & (events == 1), free, np.inf)
-    return np.where((free > 0) | (counts == 0), 1 / np.where(free > 0, free, np.inf) ** 2, np.nan)
+    free = curve_at(*kaplan_meier(times, events, counts, of_censoring=True), times, before=True)
+    weighs = (times < horizon) & (events == 1) & (free > 0)
+    return np.divide(1.0, free**2, out=np.zeros_like(free), where=weighs)
 
 
 def brier(times: Array, events: Array, survival: Array, ends: Array, counts: Array) -> Array:
     """(B, K) the mean squared error of survival at ``ends`` (K,), weighted for censoring.
 
-    E. Graf et al., Statistics in Medicine 18, 1999. The weights are from the same cases.
+    E. Graf et al., Statistics in Medicine 18, 1999: of an event 1 / G just before it, of a survivor 1 / G at the end.
+    G is from the same cases.
 
     Args:
         survival: (N, K) predicted probability of being without event after each end.
         ends: rising, below the last time.
     """
     at, free = kaplan_meier(times, events, counts, of_censoring=True)
-    each = (curve_at(at, free, when) for when in (times, ends))
+    each = curve_at(at, free, times, before=True), curve_at(at, free, ends)
     of_case, of_end = (np.divide(1.0, one, out=np.zeros_like(one), where=one > 0) for one in each)
     before, after = (times[:, None] <= ends) & (events[:, None] == 1), times[:, None] > ends
     dead = (counts * of_case) @ (before * survival**2)
