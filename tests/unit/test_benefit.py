@@ -26,7 +26,7 @@ from fairflare.engine.setup.config import RunConfig, asks_by_itself, make_config
 from fairflare.engine.setup.parts import build_parts
 from fairflare.engine.site import Site
 from fairflare.engine.straggler_policy import EarlyEnd
-from fairflare.functional.intervals import percentile_interval, resamples, weighted_auc, weighted_mean
+from fairflare.functional.intervals import percentile_interval, resamples, weighted_auc, weighted_mean, weighted_recall
 from fairflare.report.benefit import VERDICTS, over_methods, sentence
 from fairflare.report.compare import compare
 from fairflare.report.compare_tables import comparison_tables
@@ -81,6 +81,9 @@ class TestUnderResamples:
         assert math.isnan(weighted_auc(np.array([0.1, 0.9]), np.array([False, True]), counts)[0])
         assert weighted_auc(np.array([0.1, 0.9]), np.array([False, True]), counts)[1] == 1.0
         assert math.isnan(weighted_mean(np.array([1.0]), np.zeros((1, 1)))[0])
+        right, classes = np.array([1.0, 0.0, 1.0]), np.array([0, 1, 2])
+        found = weighted_recall(right, classes, np.array([[3.0, 0, 0], [0, 2, 0], [1, 2, 0], [0, 0, 0], [1, 1, 1]]))
+        assert np.array_equal(found, [math.nan, math.nan, 0.5, math.nan, 2 / 3], equal_nan=True)
 
     def test_resamples_hold_as_many_cases_and_follow_from_the_seed(self):
         found = np.concatenate(list(resamples(7, 300, 5)))
@@ -115,6 +118,14 @@ def test_what_leaves_is_declared_and_a_better_model_gains():
 def test_two_equal_models_differ_by_nothing():
     found = measured(pair(30), TASK, (), 10, 0, "A")
     assert {found[f"{end}.{name}"] for end in ("low", "high") for name in TASK.measures} == {0.0}
+
+
+def test_a_site_of_one_class_neither_gains_nor_loses_balanced_accuracy():
+    """Calling everybody ill would be right there, whatever the model knows."""
+    own, ill = drawn(30)[0], torch.ones(30, dtype=torch.int64)
+    members, task = torch.zeros(30, dtype=torch.int64), tasks.load("classification", None, labels="2")
+    found = measured(Pair((own, ill, members), (torch.tensor([[0.0, 1.0]] * 30), ill, members)), task, (), 10, 0, "A")
+    assert "balanced_accuracy" in task.measures and not [name for name in found if "balanced" in name or "auc" in name]
 
 
 def test_few_patients_say_nothing():

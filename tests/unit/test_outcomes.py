@@ -168,7 +168,7 @@ def test_a_label_that_is_not_said_moves_nothing():
             torch.tensor([[9.0, 0, 0]] * 4),
             torch.zeros(4).long(),
             "abc",
-            {"weighted_kappa"},
+            {"weighted_kappa", "balanced_accuracy"},
         ),
     },
 )

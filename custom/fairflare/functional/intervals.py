@@ -240,10 +240,14 @@ def weighted_mean(values: Array, counts: Array) -> Array:
 
 
 def weighted_recall(right: Array, classes: npt.NDArray[np.int64], counts: Array) -> Array:
-    """(B,) mean over a resample's true ``classes`` (N,) of the share of their cases that are ``right`` (N,), 0 or 1."""
+    """(B,) mean over a resample's true ``classes`` (N,) of the share of their cases that are ``right`` (N,), 0 or 1.
+
+    nan where a resample has fewer than two classes.
+    """
     recalls = np.stack([weighted_mean(right[classes == k], counts[:, classes == k]) for k in np.unique(classes)])
     present = ~np.isnan(recalls)
-    return _divided(np.where(present, recalls, 0.0).sum(axis=0), present.sum(axis=0).astype(np.float64))
+    n = present.sum(axis=0).astype(np.float64)
+    return _divided(np.where(present, recalls, 0.0).sum(axis=0), np.where(n > 1, n, 0.0))
 
 
 def weighted_auc(scores: Array, positive: npt.NDArray[np.bool_], counts: Array) -> Array:

@@ -157,7 +157,7 @@ def _service(summary: Json) -> list[str]:
         found.append(f"It serves {ends_of}: a gap of {text(fairness['gap'])}.")
     found += learned.sentences(summary) + _not_defined(summary)
     if fairness["left_out"]:
-        found.append(f"No test result came from {_some(fairness['left_out'])}.")
+        found.append(f"No test result in {metric} came from {_some(fairness['left_out'])}.")
     return found
 
 

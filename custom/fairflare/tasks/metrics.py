@@ -35,16 +35,18 @@ def confusion(predicted: np.ndarray, y: np.ndarray, n_classes: int) -> np.ndarra
     return np.bincount(y * n_classes + predicted, minlength=n_classes**2).reshape(n_classes, n_classes)
 
 
-def mean_recall(confusion: np.ndarray) -> float:
-    """Mean recall over the classes that are present, in [0, 1]."""
+def mean_recall(confusion: np.ndarray) -> float | None:
+    """Mean recall over the classes that are present, in [0, 1]; None of one class, which one answer gets right."""
     support = confusion.sum(1)
-    return float((confusion.diagonal()[support > 0] / support[support > 0]).mean())
+    present = support > 0
+    return float((confusion.diagonal()[present] / support[present]).mean()) if present.sum() > 1 else None
 
 
-def macro_f1(confusion: np.ndarray) -> float:
-    """Mean F1 over the classes that are present or predicted, in [0, 1]."""
-    size = confusion.sum(0) + confusion.sum(1)
-    return float((2 * confusion.diagonal()[size > 0] / size[size > 0]).mean())
+def macro_f1(confusion: np.ndarray) -> float | None:
+    """Mean F1 over the classes that are present or predicted, in [0, 1]; None as ``mean_recall``."""
+    support = confusion.sum(1)
+    size = confusion.sum(0) + support
+    return float((2 * confusion.diagonal()[size > 0] / size[size > 0]).mean()) if (support > 0).sum() > 1 else None
 
 
 def auc_ovo(wins: np.ndarray, sizes: np.ndarray) -> float | None:
@@ -94,8 +96,10 @@ def _right(cases: ClassCases) -> Array:
     return np.asarray(cases.right > 0.5, dtype=np.float64)
 
 
-def _recalls_interval(cases: ClassCases, level: float) -> Interval:
+def _recalls_interval(cases: ClassCases, level: float) -> Interval | None:
     """A patient of several classes counts in each."""
+    if len(np.unique(cases.labels)) < 2:
+        return None
     of_each, whose = [cases.labels == k for k in np.unique(cases.labels)], cases.patients
     each = [intervals.effective(_right(cases)[k], None if whose is None else whose[k]) for k in of_each]
     return intervals.of_recalls([right for right, _ in each], [n for _, n in each], level)
@@ -108,6 +112,7 @@ def _auc_interval(cases: ClassCases, level: float) -> Interval | None:
     return intervals.of_auc(cases.risks, cases.labels == 1, level, cases.patients)
 
 
+TWO = "cases of two classes or more"
 ACCURACY = Metric(
     "accuracy",
     meaning="the share of correct answers; 1 is perfect",
@@ -121,13 +126,14 @@ BALANCED_ACCURACY = Metric(
     meaning="the share of correct answers, averaged over the classes; 1 is perfect",
     chance=lambda n_classes: 1 / n_classes if n_classes > 1 else None,
     flat=True,
+    needs=TWO,
     value=lambda cases: mean_recall(cases.confusion),
     weighted=lambda cases, counts: weighted_recall(cases.right, cases.labels, counts),
     interval=_recalls_interval,
     of_classes=True,
 )
-MACRO_F1 = Metric("macro_f1", label="F1 score (macro)", value=lambda cases: macro_f1(cases.confusion))
-area = partial(Metric, chance=lambda n_classes: 0.5, flat=True, interval=_auc_interval, of_classes=True)
+MACRO_F1 = Metric("macro_f1", label="F1 score (macro)", needs=TWO, value=lambda cases: macro_f1(cases.confusion))
+area = partial(Metric, chance=lambda n_classes: 0.5, flat=True, needs=TWO, interval=_auc_interval, of_classes=True)
 AUC_OVO = area(
     "auc_ovo",
     label="AUC (one-vs-one)",

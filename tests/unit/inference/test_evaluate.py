@@ -135,13 +135,13 @@ def test_masks_have_dice_with_an_interval(mask_run, tmp_path, capsys):
     assert one["low"] < one["value"] < one["high"] and content["sites"]["valley"]["calibration"] is None
 
 
-def test_one_class_leaves_the_auc_undefined_and_says_why(table_run, tmp_path, capsys):
+def test_one_class_leaves_means_over_classes_undefined_and_says_why(table_run, tmp_path, capsys):
     one = write_hospital(tmp_path / "one.csv", share=0.0, n=60)
     content, said = evaluated(capsys, table_run, one, out=tmp_path / "e")
     site = content["sites"]["one"]
-    for name in ("auc_ovo", "auc_ovr"):
-        assert site["metrics"][name]["value"] is None
-        assert site["metrics"][name]["why"] == "not defined: all labelled cases are of one class"
+    for name in ("auc_ovo", "auc_ovr", "balanced_accuracy", "macro_f1"):
+        assert site["metrics"][name]["value"] is None and site["metrics"][name]["trivial"] is None
+        assert site["metrics"][name]["why"] == "not defined: it needs cases of two classes or more"
     assert "not defined" in said and "not defined" in (tmp_path / "e" / "evaluation.html").read_text()
     assert site["calibration"]["brier"]["value"] is not None and site["calibration"]["slope"]["value"] is None
 

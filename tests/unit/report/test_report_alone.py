@@ -70,7 +70,8 @@ def test_what_the_run_wrote_down_is_in_the_report(copied):
     report = json.loads((copied / "report.json").read_text())["detail"]
     assert report["task"]["title"] and report["task"]["real"]
     assert report["metrics"]["auc"] == {"label": "AUC", "higher_is_better": True, "chance": 0.5} | {
-        "meaning": "how often a case is ranked above a control; 1 is perfect"
+        "meaning": "how often a case is ranked above a control; 1 is perfect",
+        "needs": "cases of two classes or more",
     }
     assert all(row["description"] for row in report["sites"])
     about = json.loads((copied / "config.json").read_text())["about"]

@@ -69,7 +69,7 @@ def test_guessing_is_called_guessing(inputs, metric, limit):
 
 def test_a_site_without_a_result_is_named(inputs):
     inputs["entries"][-2]["sites"]["site-1"]["test"] = {}
-    assert "No test result came from site-1." in words.opening(summarise(**inputs))[0]
+    assert "No test result in balanced accuracy came from site-1." in words.opening(summarise(**inputs))[0]
 
 
 @pytest.mark.parametrize("status", ["completed", "failed"])

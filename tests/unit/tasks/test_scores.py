@@ -9,8 +9,10 @@ import pytest
 import torch
 from sklearn import metrics as sk
 
+from fairflare.core.metric import named
 from fairflare.tasks import metrics
-from fairflare.tasks.kinds.classes import CLASSES, RISKS, TWO_CLASSES
+from fairflare.tasks.kind import interval_of
+from fairflare.tasks.kinds.classes import CLASSES, GRADES, RISKS, TWO_CLASSES
 
 
 def evaluated(logits, targets, kind=CLASSES):
@@ -59,11 +61,15 @@ def test_one_versus_rest_counts_every_class_alike():
     assert values["auc_ovr"] == pytest.approx((0.75 + 1 + 1) / 3, abs=1e-12)
 
 
-def test_one_class_has_no_auc():
-    values = evaluated(torch.randn(5, 3), torch.ones(5, dtype=torch.long))
-    assert not {"auc_ovo", "auc_ovr"} & set(values) and {"accuracy", "balanced_accuracy", "macro_f1", "loss"} <= set(
-        values
-    )
+@pytest.mark.parametrize(("kind", "classes"), [(CLASSES, 3), (TWO_CLASSES, 2), (RISKS, 2), (GRADES, 3)])
+def test_of_one_class_no_mean_over_classes_is_defined(kind, classes):
+    """Its recall alone would be 1 where everybody is called ill."""
+    logits, y = torch.eye(classes)[1].expand(5, -1), torch.ones(5, dtype=torch.long)
+    values = evaluated(logits, y, kind)
+    lacking = {"auc", "auc_ovo", "auc_ovr", "balanced_accuracy", "macro_f1", "weighted_kappa"} & set(kind.metrics)
+    assert set(values) == {*kind.metrics, "loss"} - lacking and values["accuracy"] == 1
+    assert all("classes" in named(name).needs for name in lacking)
+    assert interval_of(metrics.BALANCED_ACCURACY, kind.cases(logits, y, ()), 0.95) is None
 
 
 def test_empty_and_broken_outputs():
