@@ -25,7 +25,7 @@ from command_line import call
 from fairflare.core.errors import UserError
 from fairflare.import_data.detect import look
 from fairflare.import_data.proposal import Choices
-from fairflare.import_data.write import contents, lines, write
+from fairflare.import_data.write import contents, lines, sizes, write
 from fairflare.tasks.kinds.own import mark_of
 from five_layouts import SITES, Case
 
@@ -208,6 +208,16 @@ def test_one_hospital_alone(tmp_path):
     with pytest.raises(UserError, match="--classes: expected the labels of the data, which have 'light' too"):
         look(root, Choices(classes=("dark", "bright")))
     assert look(root, Choices(classes=("light", "dark", "none"))).classes == ("light", "dark", "none")
+
+
+def test_amounts_and_counts_are_split_by_the_shares(tmp_path):
+    rng = np.random.default_rng(0)
+    for site in SITES[:2]:
+        rows = [f"{rng.normal():.3f},{rng.normal(60, 9):.2f},{rng.poisson(3)}" for _ in range(200)]
+        (tmp_path / f"{site}.csv").write_text("\n".join(["x,cost,falls", *rows]))
+    for label, other in (("cost", "falls"), ("falls", "cost")):
+        found = look(tmp_path, Choices(kind="regression", label=label, leave_out=(other,)))
+        assert [sizes(found, site) for site in found.sites] == [{"train": 120, "val": 30, "test": 50}] * 2
 
 
 def test_links_out_are_shown_and_allowed(tmp_path):

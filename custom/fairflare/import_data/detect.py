@@ -339,8 +339,8 @@ def with_splits(found: Found, anew: bool) -> Found:
         if loose:
             drawn.append(site)
             settled = {patient_key(one.patient): one.split for one in own if one.split in SPLITS[1:] and one.patient}
-            splits = [SPLITS[0], *missing]
-            for k, split in zip(loose, _drawn([own[k] for k in loose], splits, not found.form.masks)):
+            splits, labelled = [SPLITS[0], *missing], not found.form.masks and "regression" not in found.kind
+            for k, split in zip(loose, _drawn([own[k] for k in loose], splits, labelled)):
                 own[k] = replace(own[k], split=settled.get(patient_key(own[k].patient), split))
         examples += own
     kept = [site for site in found.sites if site not in (*drawn, *few)]
