@@ -11,7 +11,7 @@ from scipy.stats import norm
 
 from command_line import succeed as call
 from fairflare.core.errors import DataError, UserError
-from fairflare.core.findings import Finding
+from fairflare.core.findings import SPLIT_NAMES, Finding
 from fairflare.data.readers.datalist import PATIENTS, Item, attribute_columns
 from fairflare.data.readers.datalist import patients_of as datalist_patients
 from fairflare.data.site_config import SiteConfig
@@ -34,6 +34,7 @@ from fairflare.inference.monitor import patients_of
 from fairflare.studies.candidates import own_log_risks
 from fairflare.tasks.folds import dealt, everyone, folded, untestable
 from fairflare.tasks.own.tabular import Tabular
+from fairflare.tasks.preflight_files import _shared_patients
 
 RNG = np.random.default_rng(0)
 
@@ -117,6 +118,28 @@ def test_patients_are_known_from_init_to_the_answer(hospitals, capsys):
     found = json.loads((out / "decision.json").read_text())["sites"]
     told = {site: (row["patients"], row["question_1_by"]) for site, row in found.items()}
     assert told == dict.fromkeys("abcd", (50, "outcomes"))
+
+
+def test_spellings_of_a_patient_are_one_patient(tmp_path, capsys):
+    """In what `init` counts and numbers, in splits by order and by row, in folds and identities, and in preflight."""
+    spelled = ["P{:02d}", "p{:02d}", " P{:02d}", "P {:02d}"]
+    patients = [spelled[k % 4].format(k // 4) for k in range(160)]
+    rng = np.random.default_rng(0)
+    table = pd.DataFrame({"patient": patients, "x": rng.normal(size=160).round(3), "died": np.arange(160) // 4 % 2})
+    (folder := tmp_path / "a").mkdir()
+    table.to_csv(folder / "a.csv", index=False)
+    call("init", folder, "--label", "died", "--yes", "--json")
+    assert json.loads(capsys.readouterr().out)["sites"]["a"]["patients"] == 40
+    assert pd.read_csv(folder / "fairflare" / "a.csv", dtype=str)["patient"].nunique() == 40
+    own = table_of(tmp_path, **{**table, "label": table["died"]})
+    for split_by in ("order", "row"):
+        whole = everyone(Tabular(site_names="a", features="x", split_by=split_by).read(own))
+        assert len({*whole.patients.tolist()}) == 40 == len({*whole.identities.tolist()})
+        parts = Tabular(site_names="a", features="x", split_by=split_by).read(own).splits.values()
+        assert sum(len({*part.patients.tolist()}) for part in parts) == 40
+    assert datalist_patients({"patient": ["007", "7", "0", "00"]}).tolist() == [0, 0, 1, 1]
+    items = [Item("a.png", 0, {"patient_id": one}) for one in ("P 7", "p7")]
+    assert [one.code for one in _shared_patients(dict(zip(SPLIT_NAMES, [items[:1], [], items[1:]])))]
 
 
 def table_of(folder, **columns):

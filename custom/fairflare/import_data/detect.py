@@ -24,6 +24,7 @@ import pandas as pd
 from fairflare.core.errors import UserError
 from fairflare.core.findings import may_go_on
 from fairflare.core.validation import flag, natural, shown, some, unlisted
+from fairflare.data.readers.cases import patient_key
 from fairflare.data.readers.datalist import DESCRIPTION, MOST_CONTRASTS, PREFIX, read_lists
 from fairflare.data.readers.formats import boxes_in, unread
 from fairflare.data.readers.geometry import form_of, is_image
@@ -368,12 +369,6 @@ def _too_few(found: Found, anew: bool) -> list[str]:
         known = {patient_key(one.patient) or f"\0{one.image or number}" for number, one in enumerate(own)}
         few += [site] if len(known) < len(SPLITS) and (anew or not all(one.split for one in own)) else []
     return few if may_go_on(len(found.sites) - len(few), len(few)) else []
-
-
-def patient_key(patient: str) -> str:
-    """``patient`` as spellings of one agree: without case, spaces and leading zeros."""
-    plain = "".join(patient.casefold().split())
-    return plain.lstrip("0") or plain[:1] if plain.isdigit() else plain
 
 
 def _check_apart(site: str, own: Sequence[Example], whence: str) -> None:

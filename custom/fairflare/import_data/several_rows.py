@@ -13,6 +13,7 @@ import yaml
 
 from fairflare.core.errors import UserError
 from fairflare.core.validation import flag, in_order, some
+from fairflare.data.readers.cases import patient_key
 from fairflare.data.readers.tables import read_columns
 from fairflare.import_data.labels import AGE, WORDS, bare
 from fairflare.import_data.proposal import Choices, Found
@@ -328,7 +329,7 @@ def _relational(home: Path, paths: Sequence[Path]) -> tuple[Known, list[str]]:
 
 def note_on(root: Path, found: Found, chosen: Choices) -> tuple[str, ...]:
     """What to say where patients have several rows of a table, each of which is an example."""
-    n, whose = len(found.examples), {(one.site, one.patient) for one in found.examples if one.patient}
+    n, whose = len(found.examples), {(one.site, patient_key(one.patient)) for one in found.examples if one.patient}
     if not found.form.table or not 0 < len(whose) < n:
         return ()
     text = f"{n} rows of {len(whose)} patients: each row is an example"

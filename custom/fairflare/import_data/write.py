@@ -31,6 +31,7 @@ import pandas as pd
 
 from fairflare.core.errors import DataError, UserError
 from fairflare.core.validation import flag, in_order, shown, some
+from fairflare.data.readers.cases import patient_key
 from fairflare.data.readers.datalist import DESCRIPTION, INSIDE, PATIENTS, Frame
 from fairflare.data.readers.tables import as_cell
 from fairflare.import_data.detect import look
@@ -188,9 +189,9 @@ def _table(found: Found, site: str) -> str:
     columns |= {name: column.texts[column.codes[rows]].tolist() for name, column in cells.columns.items()}
     kept = [name for name in attributes(found) if name not in cells]
     columns |= {name: [one.about.get(name, "") for one in own] for name in kept}
-    patients = [one.patient for one in found.examples if one.patient]
+    patients = [patient_key(one.patient) for one in found.examples if one.patient]
     if len(numbers := {name: str(k) for k, name in enumerate(dict.fromkeys(patients), 1)}) < len(patients):
-        columns["patient"] = [numbers.get(one.patient, "") for one in own]
+        columns["patient"] = [numbers.get(patient_key(one.patient), "") for one in own]
     columns["split"] = [SHORT[one.split] for one in own]
     text = io.StringIO()
     csv.writer(text, lineterminator="\n").writerows([columns, *zip(*columns.values())])
@@ -323,7 +324,7 @@ def _classes(found: Found) -> str:
 
 def _patients(found: Found, site: str) -> int | None:
     own = found.of(site)
-    return len({one.patient for one in own}) if all(one.patient for one in own) else None
+    return len({patient_key(one.patient) for one in own}) if all(one.patient for one in own) else None
 
 
 def _site_table(found: Found) -> list[str]:

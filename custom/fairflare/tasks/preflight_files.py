@@ -11,6 +11,7 @@ from statistics import fmean
 
 from fairflare.core.errors import DataError
 from fairflare.core.findings import SPLIT_NAMES, Finding
+from fairflare.data.readers.cases import patient_key
 from fairflare.data.readers.datalist import NO_LABEL, SPLITS, Item, checked_items, read_lists
 from fairflare.data.readers.files import FileSplit
 from fairflare.data.site_config import SiteConfig
@@ -85,7 +86,8 @@ def _name(image: object) -> str:
 
 def _shared_patients(items: Mapping[str, list[Item]]) -> Iterator[Finding]:
     patients = {
-        split: {i.attributes[PATIENT] for i in part if PATIENT in i.attributes} for split, part in items.items()
+        split: {patient_key(i.attributes[PATIENT]) for i in part if PATIENT in i.attributes}
+        for split, part in items.items()
     }
     for other, split in combinations(SPLIT_NAMES, 2):
         if both := patients[split] & patients[other]:

@@ -44,11 +44,21 @@ INSIDE = "fairflare"
 """The folder that ``fairflare init`` writes its lists to, inside the folder of the data that they are of."""
 
 
+def patient_key(patient: str) -> str:
+    """``patient`` as spellings of one agree: without case, spaces and leading zeros."""
+    plain = "".join(patient.casefold().split())
+    return plain.lstrip("0") or plain[:1] if plain.isdigit() else plain
+
+
+def patient_keys(columns: Mapping[str, Sequence[str]]) -> list[str]:
+    """Each row's ``patient_key``, "" for a row without a patient; empty: no row names one."""
+    return [*map(patient_key, next((columns[key] for key in PATIENTS if any(columns.get(key, ()))), ()))]
+
+
 def patients_of(columns: Mapping[str, Sequence[str]]) -> NDArray[int64] | None:
     """int64 (N,) number of each row's patient, a row without one being another's; None: nobody has two rows."""
-    names: Sequence[str] = next((columns[key] for key in PATIENTS if any(columns.get(key, ()))), ())
     places: dict[tuple[str, int], int] = {}
-    cells = [(cell, -1) if cell else ("", row) for row, cell in enumerate(names)]
+    cells = [(cell, -1) if cell else ("", row) for row, cell in enumerate(patient_keys(columns))]
     found = array([places.setdefault(cell, len(places)) for cell in cells], dtype=int64)
     return found if len(places) < len(found) else None
 
@@ -58,8 +68,7 @@ def identities_of(columns: Mapping[str, Sequence[str]], key: str = "") -> NDArra
 
     A row without a patient has one of its own.
     """
-    names: Sequence[str] = next((columns[one] for one in PATIENTS if any(columns.get(one, ()))), ())
     secret = hashlib.sha256(key.encode()).digest()
-    texts = (json.dumps(cell or row).encode() for row, cell in enumerate(names))
+    texts = (json.dumps(cell or row).encode() for row, cell in enumerate(patient_keys(columns)))
     digests = [hashlib.blake2b(text, digest_size=8, key=secret).digest() for text in texts]
     return frombuffer(b"".join(digests), dtype=uint64) if digests else None

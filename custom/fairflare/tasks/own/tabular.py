@@ -21,7 +21,7 @@ from fairflare.core.types import Training
 from fairflare.core.validation import Names, Text, shown, some
 from fairflare.data import table_columns
 from fairflare.data.inputs import NAME, VECTORS, Pooling, Scaling, TableInputs
-from fairflare.data.readers.cases import PATIENTS, identities_of, patients_of
+from fairflare.data.readers.cases import identities_of, patient_keys, patients_of
 from fairflare.data.readers.table_features import check_cells
 from fairflare.data.readers.tables import MISSING, SUFFIXES, read_table
 from fairflare.data.site_config import SiteConfig
@@ -318,7 +318,7 @@ class Tabular(OwnData):
 
         So one row more moves no other row, whatever its patient is.
         """
-        whose = next((columns[key] for key in PATIENTS if any(columns.get(key, ()))), [""] * n)
+        whose = patient_keys(columns) or [""] * n
         names = sorted({*self.named})
         cells = (json.dumps([whose[row]] if whose[row] else [columns[name][row] for name in names]) for row in range(n))
         drawn = np.array([derive(self.data_seed, self.name, one) for one in cells], dtype=np.float64) / SEEDS
