@@ -5,6 +5,7 @@ import json
 import math
 import re
 import shlex
+import struct
 from pathlib import Path
 
 import numpy as np
@@ -280,6 +281,53 @@ def test_a_sheet_that_is_not_there_and_a_header_that_is_none(tmp_path, capsys):
     ):
         code, _, err = call(capsys, "init", tmp_path / "b.xlsx", "--dry-run", *flags)
         assert code == 2 and says in err, err
+
+
+def old_workbook(path, sheets):
+    """An .xls file: sheet -> its rows of text and numbers, as records (BIFF5) in one stream of a compound file."""
+
+    def record(kind, form, *values):
+        body = struct.pack(f"<{form}", *values)
+        return struct.pack("<HH", kind, len(body)) + body
+
+    def cell(row, column, value):
+        if isinstance(value, str):
+            return record(0x204, f"HHHH{len(value)}s", row, column, 0, len(value), value.encode())
+        return record(0x203, "HHHd", row, column, 0, value)
+
+    end, parts = record(0x0A, ""), []
+    for lines in sheets.values():
+        cells = [cell(i, k, value) for i, row in enumerate(lines) for k, value in enumerate(row)]
+        parts.append(record(0x809, "HHHH", 0x500, 0x10, 0, 0) + b"".join(cells) + end)
+    head, named = record(0x809, "HHHH", 0x500, 5, 0, 0) + record(0x42, "H", 1252), b""
+    place = len(head) + sum(11 + len(name) for name in sheets) + len(end)
+    for name, part in zip(sheets, parts):
+        named += record(0x85, f"IBBB{len(name)}s", place, 0, 0, len(name), name.encode())
+        place += len(part)
+    stream = b"".join([head, named, end, *parts])
+    stream = stream.ljust(max(4096, -len(stream) // 512 * -512), b"\0")
+    n, none = len(stream) // 512, 0xFFFFFFFF
+    table = [0xFFFFFFFD, 0xFFFFFFFE, *range(3, n + 2), 0xFFFFFFFE]
+    top = bytes.fromhex("d0cf11e0a1b11ae1") + bytes(16) + struct.pack("<5H", 62, 3, 0xFFFE, 9, 6) + bytes(10)
+    top += struct.pack("<9I", 1, 1, 0, 4096, 0xFFFFFFFE, 0, 0xFFFFFFFE, 0, 0) + b"\xff" * 432
+    entries = b""
+    for name, kind, child, start, size in (("Root Entry", 5, 1, 0xFFFFFFFE, 0), ("Book", 2, none, 2, len(stream))):
+        told = name.encode("utf-16-le")
+        entry = told.ljust(64, b"\0") + struct.pack("<HBBIII", len(told) + 2, kind, 1, none, none, child)
+        entries += entry + bytes(36) + struct.pack("<III", start, size, 0)
+    table = struct.pack(f"<{len(table)}I", *table).ljust(512, b"\xff")
+    path.write_bytes(top + table + entries.ljust(512, b"\0") + stream)
+
+
+def test_the_sheets_of_an_old_workbook_are_named(tmp_path, capsys):
+    pytest.importorskip("xlrd")
+    table = cohort(120)
+    old_workbook(tmp_path / "b.xls", {"data": [[*table], *table.values.tolist()], "legend": [["code", "meaning"]]})
+    for flags, says in (((), "or --sheet data, --sheet legend; where"), (("--sheet", "x"), "one of 'data', 'legend'")):
+        code, _, err = call(capsys, "init", tmp_path / "b.xls", "--dry-run", *flags)
+        assert code == 2 and says in err, err
+    code, out, _ = call(capsys, "init", tmp_path / "b.xls", "--dry-run", "--json", "--sheet", "data")
+    assert code == 0 and [*json.loads(out)["sites"]] == ["A", "B", "C"]
 
 
 def test_a_model_predicts_new_tables_by_its_mapping(tmp_path, capsys, monkeypatch):

@@ -116,17 +116,15 @@ def _layout(path: Path, name: str) -> Layout:
             check(f"table {path.name}", workbook=sum(one.file_size for one in parts.infolist()))
             book = load_workbook(path, read_only=True, keep_links=False)
             sheets = {sheet.title: sheet for sheet in book.worksheets}
-            if name and name not in sheets:
-                raise UserError(f"--sheet: expected one of {some([*map(shown, sheets)], 12)}, got {shown(name)}")
             full = [
                 one for one in sheets.values() if any(map(any, islice(one.iter_rows(values_only=True), MOST_MERGED)))
             ]
             full = [sheets[name]] if name else full
             text = parts.read(full[0]._worksheet_path) if len(full) == 1 else b""
             book.close()
-    except (UserError, DataError):
+    except DataError:
         raise
-    except Exception:  # what reads the cells says what is wrong
+    except Exception:  # no such sheet, or what reads the cells says what is wrong
         return NOTHING
     merged: dict[int, list[tuple[int, int, int]]] = {}
     for k, (left, top, right, bottom) in enumerate(MERGED.findall(text)):
@@ -165,13 +163,15 @@ def _joined(head: list[list[str]]) -> list[str]:
 
 
 def _remedy(path: Path, text: str, chosen: Choices) -> str:
-    """The flags that help against an error of the reader."""
-    if "expected one sheet with cells" in text:
-        from openpyxl import load_workbook
-
-        book = load_workbook(path, read_only=True, keep_links=False)
+    """The flags that help against an error of the reader; raises UserError where the sheet is not there."""
+    if "expected one sheet with cells" in text or (chosen.sheet and "got an empty file" in text):
+        with pd.ExcelFile(path) as book:  # of files of before 2007, too
+            names = [*map(str, book.sheet_names)]
+        if chosen.sheet and chosen.sheet not in names:
+            raise UserError(f"--sheet: expected one of {some([*map(shown, names)], 12)}, got {shown(chosen.sheet)}")
         whole = "; where each is a hospital's: save each as a file of its own in one folder"
-        return f"; or {some([flag('sheet', name) for name in book.sheetnames], 12)}{whole}"
+        if not chosen.sheet:
+            return f"; or {some([flag('sheet', name) for name in names], 12)}{whole}"
     if not re.search("nothing may stand above|column names in the first row", text) or chosen.header:
         return ""
     widths: dict[int, int] = {}
