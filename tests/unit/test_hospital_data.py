@@ -778,6 +778,23 @@ def test_an_id_whose_rows_are_not_one_persons_is_named_and_no_predictor(tmp_path
     assert found.options["features"] == "age,crea,sex"
 
 
+def test_what_init_says_of_patients_and_of_what_is_left_out_is_so(tmp_path, capsys):
+    sex, whole = np.random.default_rng(0).choice(["m", "f"], 40), table_of(0)
+    put(tmp_path / "a", Mitte=whole.assign(id=range(1001, 1041)))
+    found = look(tmp_path / "a", Choices(label="died"))
+    assert not found.patients and [str(one) for one in found.reading if "id: id (" in str(one)]
+    assert not any(": patient (" in str(one) for one in found.reading)
+    put(tmp_path / "b", Mitte=whole.assign(id=1001 + np.arange(40) // 2, sex=sex, patient_id=np.arange(40) + 501))
+    known = look(tmp_path / "b", Choices(label="died"))
+    assert known.patients == "column patient_id" and not any("a person of its own" in note for note in known.notes)
+    times = whole.drop(columns="died").assign(days=[""] * 3 + [*range(5, 42)], dead=["yes", "no"] * 18 + [""] * 4)
+    put(tmp_path / "c", Mitte=times)
+    timed = Choices(time="days", event="dead", event_value=("yes",), horizons="20")
+    assert "7 rows have no dead or no days and are left out" in look(tmp_path / "c", timed).notes
+    assert call(capsys, "init", tmp_path / "a", "--label", "died", "--yes")[0] == 0
+    assert not any("not read" in note for note in look(tmp_path / "a", Choices(label="died")).notes)
+
+
 def test_a_hospital_without_the_outcome_is_not_told_to_leave_the_outcome_out(tmp_path):
     put(tmp_path, Mitte=table_of(1), Nord=table_of(2), Süd=table_of(3).drop(columns="died"))
     text = refused(tmp_path)

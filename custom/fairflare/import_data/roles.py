@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -33,6 +33,7 @@ YEARS = 15
 """Over which one patient's rows may spread."""
 MODE, SMALL = 0.15, 200
 """Share of rows with the most frequent of small whole numbers that counts have and ids have not."""
+ALONE = ": every row is taken for a person of its own"
 TEXT_WORDS = 4
 """Words of a cell, in the mean, from which on a column with more than ``TEXT_VALUES`` values is a free text."""
 TEXT_VALUES = 4
@@ -261,7 +262,7 @@ class People:
                 self.notes.append(f"{column.name}: {text}: are these the same people?")
                 more = 0
             elif more < 0 and role == "patient" and self.repeats(column):
-                self.notes.append(f"{column.name} repeats, but {text}: every row is taken for a person of its own")
+                self.notes.append(f"{column.name} repeats, but {text}{ALONE}")
             points, why = points + more, [*why, *filter(None, [text])]
         return Evidence(column.name, role, points, tuple(why))
 
@@ -287,6 +288,9 @@ class People:
             if name not in self.taken and (one := self.evidence(column)).points >= ASK
         ]
         self.patient = "" if chosen.patient == "none" else chosen.patient or self._patient(chosen)
+        self.notes = [note for note in self.notes if not (self.patient and note.endswith(ALONE))]
+        if not self.patient:  # nobody is known by them
+            self.evidence_of = [replace(one, role=one.role.replace("patient", "id")) for one in self.evidence_of]
 
     def _patient(self, chosen: Choices) -> str:
         sure = [one for one in self.evidence_of if one.role == "patient" and one.points >= BAR]

@@ -23,6 +23,7 @@ import pandas as pd
 from fairflare.core.errors import DataError, UserError
 from fairflare.core.validation import flag, in_order, natural, shown, some
 from fairflare.data.readers import geometry
+from fairflare.data.readers.cases import INSIDE
 from fairflare.data.readers.geometry import stem
 from fairflare.data.readers.table_features import EXCEL, gaps_of, iso_date
 from fairflare.data.readers.tables import SUFFIXES, read_columns, read_table
@@ -97,7 +98,7 @@ def tables_in(root: Path) -> list[Path]:
     for pattern in ("*", "*/*"):
         paths = [p for p in root.glob(pattern) if p.suffix.lower() in KINDS and not p.name.startswith((".", "~$"))]
         paths = [path for path in paths if path.is_file() and not path.parent.name.startswith(".")]
-        if paths := [path for path in paths if pattern == "*" or path.parent.name != "fairflare"]:
+        if paths := [path for path in paths if pattern == "*" or path.parent.name != INSIDE]:
             return sorted(paths, key=lambda path: natural(str(path)))
     return []
 
@@ -106,6 +107,7 @@ def unnamed_tables(files: Files) -> list[str]:
     """Names of files in the folder, or in its folders, that by their cells are tables and are not taken for such."""
     known, found = {*(files.root / name for name in files.images), *tables_in(files.root)}, []
     paths = [] if files.root.is_file() else [*files.root.glob("*"), *files.root.glob("*/*")]
+    paths = [path for path in paths if path.parent != files.root / INSIDE]
     odd = [path for path in paths if path.suffix.lower() not in (".json", ".yaml", ".md") and path not in known]
     for path in sorted(odd)[:MOST_TEXTS]:
         if path.is_file() and not path.name.startswith(".") and path.stat().st_size <= LARGEST_TEXT:
@@ -846,7 +848,8 @@ def _times(files: Files, table: pd.DataFrame, columns: Sequence[str], chosen: Ch
         time, pd.to_numeric(kept[time]).to_numpy(dtype=float), rows_of_sites(role.sites), chosen
     )
     asked = f"{happened}{values}; survival until {chosen.horizons} is asked for"
-    notes = (*_left_out(event, pd.Series(missing)), asked, *units)
+    lacking = " or no ".join(name for name in (event, *names, chosen.since) if name in columns)
+    notes = (*_left_out(lacking, pd.Series(missing)), asked, *units)
     options = {"label": event, "time": time, "horizons": chosen.horizons}
     made = Found("survival", f"tables with times ({time}) and events ({event})", [], (), options, notes=notes)
     return _with_rows(made, kept, columns, role, spent, kept[event], kept[event], {time: kept[time]}, chosen)
