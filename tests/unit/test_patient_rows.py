@@ -124,6 +124,14 @@ OMOP = {
 }
 
 
+def test_tables_of_which_no_mapping_can_be_proposed_are_told_so(tmp_path, capsys):
+    for name in "ab":
+        (tmp_path / f"{name}.csv").write_text(f"id,{name},died\n1,2,0\n2,3,1\n")
+    code, _, err = call(capsys, "init", tmp_path, "--mapping", tmp_path / "rows.yaml")
+    assert code == 2 and "a file that is there, as none can be proposed for these tables: b.csv: expected" in err
+    assert err.endswith("which is written by hand (docs/data.md)\n") and not (tmp_path / "rows.yaml").exists()
+
+
 def test_an_omop_extract_gets_a_proposal(tmp_path):
     for name, text in OMOP.items():
         (tmp_path / f"{name}.csv").write_text(text)

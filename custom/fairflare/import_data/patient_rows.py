@@ -556,7 +556,11 @@ def propose(root: Path, chosen: Choices) -> str:
         raise UserError(f"--mapping: expected tables in {root}, got none")
     if set_of(paths):
         return proposed(root, paths, None, "", chosen)
-    table = rows_of(root, paths, chosen)
+    try:
+        table = rows_of(root, paths, chosen)
+    except UserError as error:
+        text = "expected a file that is there, as none can be proposed for these tables"
+        raise UserError(f"--mapping: {text}: {str(error).removeprefix('init: ')}") from None
     people = People(columns_of(table, [name for name in table if not name.startswith("@")]), [""] * len(table), ())
     people.find(chosen)
     return proposed(root, paths, table, people.patient, chosen)

@@ -52,7 +52,7 @@ def join_advice(root: Path, paths: Sequence[Path], chosen: Choices) -> str:
     """What to say of tables at ``paths`` whose columns differ."""
     if form := set_of(paths):
         return f"as {form} they become one by a mapping: {advice(root, chosen)}"
-    return "tables of other columns become one by --mapping FILE (docs/data.md)"
+    return "tables of other columns become one by --mapping FILE, which is written by hand (docs/data.md)"
 
 
 def form_of(table: pd.DataFrame, stems: pd.Series, patient: str) -> str:
