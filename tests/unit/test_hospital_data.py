@@ -67,7 +67,9 @@ def test_folders_are_read_right_or_refused_with_both_readings(name, tmp_path, ca
     code, _, err = call(capsys, "init", root, "--yes", *truth.flags)
     assert code == 0, err
     found = {image: (site, label, patient) for site, _, image, _, label, patient in written(root)}
-    assert found == truth.files
+    whose = {number: truth.files[image][2] for image, (_, _, number) in found.items()}
+    assert {image: (site, label, whose[number]) for image, (site, label, number) in found.items()} == truth.files
+    assert len({*whose.values()}) == len(whose), "one number a patient"
     assert no_patient_in_two_splits(root, truth.files)
     assert {split for _, split, *_ in written(root)} == {"training", "validation", "testing"}
 

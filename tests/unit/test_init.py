@@ -161,6 +161,16 @@ def test_a_tables_copy_holds_no_patient_and_names_its_groups(tmp_path):
     }
 
 
+def test_a_list_of_images_has_numbers_in_place_of_patients_names(tmp_path):
+    root = WRITERS["table of images"](tmp_path / "data")
+    found = look(root, Choices())
+    text = contents(root, found)["site-1.json"]
+    whose = {one["image"]: one["patient_id"] for part in json.loads(text).values() for one in part}
+    assert b"no 3" not in text and all(number.isdigit() for number in whose.values())
+    pairs = {(one.patient, whose[one.image]) for one in found.of("site-1")}
+    assert len(pairs) == 6 == len({number for _, number in pairs})
+
+
 def test_splits_of_the_folder_stand_and_a_patient_in_two_is_refused(tmp_path):
     cases = blocks(20)
     for own in cases.values():

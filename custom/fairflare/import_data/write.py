@@ -112,15 +112,15 @@ def contents(root: Path, found: Found) -> dict[str, bytes]:
     check_sites(found.sites)
     check_texts(found)
     files: dict[str, str] = {f"{DESCRIPTION}.json": _json(description(root, found)), PREVIEW: page(root, found)}
-    home, kept = str(root.resolve()), set(attributes(found))
+    home, kept, numbers = str(root.resolve()), set(attributes(found)), _numbers(found)
     for site in found.sites:
         name = f"{site}.csv" if found.form.table else f"{site}.json"
         if found.form.table:
-            files[name] = _table(found, site)
+            files[name] = _table(found, site, numbers)
         else:
             own = found.of(site)
             files[name] = _json(
-                {split: [_entry(found, one, kept) for one in own if one.split == split] for split in SPLITS}
+                {split: [_entry(found, one, kept, numbers) for one in own if one.split == split] for split in SPLITS}
             )
         keys = {
             "data_root": home,
@@ -171,16 +171,22 @@ def sizes(found: Found, site: str) -> dict[str, int]:
     return {short: sum(one.split == split for one in own) for split, short in SHORT.items()}
 
 
-def _entry(found: Found, one: Example, kept: set[str]) -> dict[str, Any]:
+def _numbers(found: Found) -> dict[str, str]:
+    """Patient, as spellings of one agree -> the number that stands in place of its name, at all sites."""
+    names = dict.fromkeys(patient_key(one.patient) for one in found.examples if one.patient)
+    return {name: str(k) for k, name in enumerate(names, 1)}
+
+
+def _entry(found: Found, one: Example, kept: set[str], numbers: Mapping[str, str]) -> dict[str, Any]:
     about = {name: value for name, value in one.about.items() if name in kept}
-    patient = {PATIENTS[0]: one.patient} if one.patient else {}
+    patient = {PATIENTS[0]: numbers[patient_key(one.patient)]} if one.patient else {}
     frame = {} if one.frame is None else {"frame": one.frame}
     label = dict(one.told) or (float(one.label) if found.kind == IMAGE_AMOUNTS.name else one.label)
     image = [one.image, *one.contrasts] if one.contrasts else one.image
     return {"image": image, "label": label, **frame, **about, **patient}
 
 
-def _table(found: Found, site: str) -> str:
+def _table(found: Found, site: str, numbers: Mapping[str, str]) -> str:
     """The site's rows; where a patient has several, at any site, numbers in place of the patients' names."""
     own, label = found.of(site), found.options["label"]
     cells = own[0].cells
@@ -189,8 +195,7 @@ def _table(found: Found, site: str) -> str:
     columns |= {name: column.texts[column.codes[rows]].tolist() for name, column in cells.columns.items()}
     kept = [name for name in attributes(found) if name not in cells]
     columns |= {name: [one.about.get(name, "") for one in own] for name in kept}
-    patients = [patient_key(one.patient) for one in found.examples if one.patient]
-    if len(numbers := {name: str(k) for k, name in enumerate(dict.fromkeys(patients), 1)}) < len(patients):
+    if len(numbers) < sum(one.patient != "" for one in found.examples):
         columns["patient"] = [numbers.get(patient_key(one.patient), "") for one in own]
     columns["split"] = [SHORT[one.split] for one in own]
     text = io.StringIO()
