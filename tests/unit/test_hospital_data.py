@@ -613,6 +613,24 @@ def test_a_table_as_the_hospital_has_it_is_predicted_and_evaluated_as_init_reads
         assert part in said, said
 
 
+def test_a_groups_values_are_known_however_whole_numbers_are_written(tmp_path, capsys):
+    """A column with gaps is written as 1.0 by pandas, and another hospital has 1."""
+    numbered = import_situations.base(sites="AB").replace({"sex": {"f": "0.0", "m": "1.0"}})
+    for site, own in numbered.groupby("hospital"):
+        own.drop(columns="hospital").to_csv(tmp_path / f"{site}.csv", index=False)
+    new, run = tmp_path / "new.csv", tmp_path / "run"
+    assert call(capsys, "init", tmp_path, "--label", "died", "--groups", "sex", "--yes")[0] == 0
+    assert call(capsys, "run", "fedavg", "--data", tmp_path, "--rounds", "1", "--workers", "1", "--out", run)[0] == 0
+    numbered[5:].replace({"sex": {"0.0": "0", "1.0": "1"}}).drop(columns="hospital").to_csv(new, index=False)
+    for table in (new, tmp_path / "A.csv"):
+        code, out, err = call(capsys, "predict", run, table, "--out", tmp_path / f"p-{table.stem}")
+        assert code == 0 and "unknown value" not in out + err, out + err
+    code, _, err = call(capsys, "evaluate", run, new, "--group-by", "sex", "--out", tmp_path / "e")
+    assert code == 0, err
+    groups = json.loads((tmp_path / "e" / "evaluation.json").read_text())["sites"]["new"]["groups"]
+    assert [row["group"] for row in groups] == ["0.0", "1.0"] and sum(row["n"] for row in groups) == len(numbered) - 5
+
+
 def check_models_use(folder, capsys, monkeypatch, converted):
     """A model that was trained on the converted table predicts and evaluates the site's own as the converted one."""
     sites, run = folder / INSIDE / "sites", folder / "run"

@@ -25,7 +25,7 @@ from fairflare.core.validation import flag, in_order, natural, shown, some
 from fairflare.data.readers import geometry
 from fairflare.data.readers.cases import INSIDE
 from fairflare.data.readers.geometry import stem
-from fairflare.data.readers.table_features import EXCEL, gaps_of, iso_date
+from fairflare.data.readers.table_features import EXCEL, gaps_of, iso_date, plain
 from fairflare.data.readers.tables import SUFFIXES, read_columns, read_table
 from fairflare.import_data import columns as read
 from fairflare.import_data.cells import Cells, Row, rows_of_sites
@@ -271,6 +271,9 @@ def read_again(
     table = table.reset_index(drop=True)
     levels = {name: {*inputs.known.get(name, ()), ""} for name in wanted if name in no_numbers}
     _rewrite(table, [name for name, own in levels.items() if not {*table[name]} <= own], notes)
+    for name in (name for name in inputs.known if name in table):
+        spelled = {plain(value): value for value in reversed(inputs.known[name])}
+        table[name] = table[name].map({cell: spelled.get(plain(cell), cell) for cell in table[name].unique()})
     for one in (one for one in inputs.numbers if {*one.columns} <= {*table.columns}):
         for name in one.columns if one.since else ():
             days = as_iso(table[name])

@@ -388,8 +388,8 @@ def of_table(
     """Values that no training table can have, numbers far from the training mean, other units, a code for missing."""
     found = []
     for name, known in inputs.known.items():
-        gaps = {"", *gaps_of(name, inputs.gaps)}
-        strange = [cell for cell in map(plain, columns.get(name, ())) if cell not in gaps and cell not in known]
+        usual = {"", *gaps_of(name, inputs.gaps), *map(plain, known)}
+        strange = [cell for cell in map(plain, columns.get(name, ())) if cell not in usual]
         if strange:
             found.append(
                 f"{name}: {plural(len(strange), 'row')} with an unknown value, e.g. {shown(strange[0])}; "
