@@ -320,6 +320,36 @@ def test_the_whole_way(kind, tmp_path, capsys):
     assert code == 0, error
 
 
+@each(
+    "label, changed, flags",
+    [
+        ("volume", lambda cells: cells.where(cells.index % 10 > 0, 999), ("--kind", "regression", "--missing", "999")),
+        ("findings", lambda cells: cells.str.replace("|", "; "), ("--kind", "multilabel")),
+    ],
+)
+def test_an_outcome_is_evaluated_as_init_reads_it(label, changed, flags, tmp_path, capsys):
+    root = tmp_path / "data"
+    root.mkdir()
+    for site in SITES:
+        table = outcome_tables.patients(site)
+        table.assign(**{label: changed(table[label])}).to_csv(root / f"{site}.csv", index=False)
+    spent = ("--leave-out", ",".join(name for name in OUTCOMES if name != label))
+    assert call(capsys, "init", root, "--yes", "--label", label, *flags, *spent)[0] == 0
+    run = ("--data", root, "--rounds", "1", "--workers", "1", "--out", tmp_path / "run")
+    assert call(capsys, "run", "fedavg", *run)[0] == 0
+    found, known = [], tmp_path / "known.csv"
+    outcome_tables.patients("south").drop(index=range(0, 150, 10) if label == "volume" else []).to_csv(
+        known, index=False
+    )
+    for number, new in enumerate((root / "south.csv", known)):
+        how = ("--name", "new", "--min-count", "5", "--out", tmp_path / f"e{number}")
+        code, _, err = call(capsys, "evaluate", tmp_path / "run", new, *how)
+        assert code == 0 and ("15 rows are left out" in err) == (label == "volume" and new != known), err
+        one = json.loads((tmp_path / f"e{number}" / "evaluation.json").read_text())["sites"]["new"]
+        found.append({"n": one["n"]} | {name: each["value"] for name, each in one["metrics"].items()})
+    assert found[0] == found[1]
+
+
 def test_init_asks_what_numbers_and_lists_are(tmp_path, capsys):
     """A script gets both readings with the flags; an order is never guessed."""
     root = outcome_tables.write(tmp_path)

@@ -190,6 +190,48 @@ def _judged(folder, own, told, ends):
     call("evaluate", folder / "cox", new, "--baseline", own, "--own", folder / "cox", code=2)
 
 
+def _as_hospitals_have_it(path, seed):
+    """Dates and words, some of them missing, and beside them the table that a model takes."""
+    raw, plain = [], []
+    for k, (age, marker, sex, time, dead) in enumerate(rows_of(seed)):
+        start, days = np.datetime64("2019-03-01") + k, round(float(time))
+        last = str(start + days)
+        ends, state = ([last, ""], "dead") if dead == "1" else (["", last], "alive")
+        state = "" if k % 20 == 3 else state
+        ends = ["", ""] if k % 20 == 4 else ends
+        raw.append([age, marker, sex, str(start), *ends, state])
+        if state and any(ends):
+            plain.append([age, marker, sex, str(days), dead])
+    names = (*COLUMNS[:3], "admitted", "died_on", "seen_on", "state")
+    return write(path, raw, names), write(
+        path.with_name(f"{path.stem}-plain.csv"), plain, (*COLUMNS[:3], "died_on", "state")
+    )
+
+
+def test_a_table_as_the_hospital_has_it_is_evaluated_as_init_reads_it(tmp_path, capsys):
+    folder = tmp_path / "dates"
+    for k, site in enumerate(("North", "South", "West")):
+        _as_hospitals_have_it(folder / f"{site}.csv", k)[1].unlink()
+    how = ("--time", "died_on,seen_on", "--event", "state", "--since", "admitted", "--horizons", "6,12,24", "--yes")
+    call("init", folder, *how)
+    run = ("--data", folder, "--rounds", "3", "--set", "output=cox", "--workers", "1", "--out", tmp_path / "cox")
+    call("run", "fedavg", *run)
+    raw, plain = _as_hospitals_have_it(tmp_path / "East.csv", 7)
+    figures = []
+    for table in (raw, plain):
+        capsys.readouterr()
+        out = tmp_path / f"judged-{table.stem}"
+        call("evaluate", tmp_path / "cox", table, "--name", "East", "--baseline", table, "--out", out)
+        said = " ".join("".join(capsys.readouterr()).split())
+        found = json.loads((out / "evaluation.json").read_text())["sites"]["East"]
+        figures.append({name: one["value"] for name, one in found["metrics"].items()} | {"n": found["n"]})
+        assert ("22 rows are left out, without an outcome" in said) == (table == raw), said
+    assert figures[0] == pytest.approx(figures[1]) and figures[0]["n"] == 198 and "integrated_brier" in figures[0]
+    (odd := tmp_path / "odd.csv").write_text(raw.read_text().replace("dead", "deceased"))
+    call("evaluate", tmp_path / "cox", odd, "--out", tmp_path / "odd", code=2)
+    assert "state: expected dead, alive, got 'deceased'" in " ".join("".join(capsys.readouterr()).split())
+
+
 def test_the_logs_of_a_baseline_are_breslows_whatever_the_size_of_the_risks():
     times, events, risks = np.array([1.0, 2, 2, 3, 5]), np.array([0.0, 1, 1, 0, 1]), np.arange(5.0)
     weight = np.exp(risks)

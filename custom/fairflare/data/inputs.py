@@ -99,6 +99,7 @@ class TableInputs:
         fixed: constants that every site scales by; None: each by its own training rows.
         vectors: an encoder's features that belong to rows; None: there are none.
         renamed: column of some tables -> its name here.
+        reading: how other tables say the outcome, see ``table_columns.reading_of``.
     """
 
     numbers: tuple[Feature, ...]
@@ -109,6 +110,7 @@ class TableInputs:
     fixed: Scaling | None = None
     vectors: Vectors | None = None
     renamed: Mapping[str, str] = field(default_factory=dict)
+    reading: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     @property
     def columns(self) -> tuple[str, ...]:

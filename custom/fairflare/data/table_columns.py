@@ -93,6 +93,22 @@ def renamed_of(text: str, key: str = "renamed") -> dict[str, str]:
     return {theirs: ours for theirs, _, ours in pairs}
 
 
+READING = ("events", "none", "time", "since", "until", "separator", "missing")
+"""Keys of the option ``reading``: cells of events, and what ``init`` was told of times, lists and gaps."""
+
+
+def reading_of(text: str) -> dict[str, tuple[str, ...]]:
+    """The option ``reading``: each of ``READING`` -> its texts; UserError for anything else."""
+    try:
+        content = json.loads(text or '{"outcome": {}}')
+        found = {key: _texts(f"reading: {key}", one) for key, one in content["outcome"].items()}
+    except (ValueError, RecursionError, TypeError, KeyError, AttributeError):
+        raise UserError(f'reading: expected JSON as {{"outcome": {{"events": ["dead"]}}}}, got {shown(text)}') from None
+    if lost := [key for key in found if key not in READING]:
+        raise UserError(f"reading: {unlisted('key', lost[0], READING)}")
+    return found
+
+
 def read_columns(text: str, names: Sequence[str]) -> dict[str, Column]:
     """The option ``columns``; UserError for what it cannot say, or a column that is not among ``names``."""
     if not text.strip():

@@ -656,7 +656,7 @@ def _grades(name: str, cells: Sequence[str], chosen: Choices) -> tuple[str, ...]
 
 
 def _listed(name: str, cells: Sequence[str], chosen: Choices, kind: str) -> Outcome:
-    rows = naming.parted(cells)
+    rows = naming.parted(cells, naming.sign_between(cells))
     known = in_order({part for row in rows for part in row})
     options: dict[str, str] = {}
     if chosen.classes:

@@ -285,9 +285,13 @@ def same_numbers(labels: Sequence[str]) -> list[str]:
     return [unicodedata.normalize("NFC", label) for label in labels]
 
 
-def parted(cells: Sequence[str]) -> list[list[str]]:
-    """The labels of each cell, by the first sign that stands between them in any; "|" counts in any case."""
-    sign = next((sign for sign in BETWEEN if several_in(cells, (sign,))), BETWEEN[0])
+def sign_between(cells: Sequence[str]) -> str:
+    """The first sign that stands between labels in any cell; "|" counts in any case."""
+    return next((sign for sign in BETWEEN if several_in(cells, (sign,))), BETWEEN[0])
+
+
+def parted(cells: Sequence[str], sign: str) -> list[list[str]]:
+    """The labels of each cell, with ``sign`` between them."""
     return [[part.strip() for part in cell.split(sign) if part.strip()] for cell in cells]
 
 

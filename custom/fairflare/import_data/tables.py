@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import json
 import math
 import re
 import unicodedata
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
@@ -38,7 +39,9 @@ from fairflare.import_data.labels import (
     groups_of,
     is_date,
     name_words,
+    parted,
     same_numbers,
+    sign_between,
     split_word,
 )
 from fairflare.import_data.levels import FOLDER, is_patient_level, roles
@@ -265,9 +268,11 @@ def read_again(
         The rows, and what is read otherwise than it is written, a line each.
     """
     notes: list[str] = []
-    wanted = list(dict.fromkeys((*outcome, *inputs.columns, *inputs.known)))
+    said = {key: inputs.reading.get(key, ()) if outcome else () for key in ("time", "since", "missing", "separator")}
+    wanted = list(dict.fromkeys((*outcome, *said["time"], *said["since"], *inputs.columns, *inputs.known)))
+    missing = [one if "=" in one else f"{name}={one}" for one in said["missing"] for name in outcome]
     columns = _named_as(read_columns(path), wanted, path.name, notes, inputs.renamed)
-    table, no_numbers = _cleaned(columns, path.name, (), notes)
+    table, no_numbers = _cleaned(columns, path.name, missing, notes)
     table = table.reset_index(drop=True)
     levels = {name: {*inputs.known.get(name, ()), ""} for name in wanted if name in no_numbers}
     _rewrite(table, [name for name, own in levels.items() if not {*table[name]} <= own], notes)
@@ -289,7 +294,42 @@ def read_again(
         if clear and known and len(own) == len(usual) == 2 and not {*own} & {*usual}:
             table[name] = table[name].map({"": "", **dict(zip(own, usual, strict=True))})
             notes.append(f"{name}: {some(own, 2)} are read as {some(usual, 2)}")
-    return table, notes
+        for sign in said["separator"]:
+            table[name] = [read.SIGN.join(labels) for labels in parted(table[name], sign)]
+    return _timed(table, outcome, inputs.reading, path, notes) if outcome else table, notes
+
+
+def _timed(
+    table: pd.DataFrame, outcome: Sequence[str], reading: Mapping[str, Sequence[str]], path: Path, notes: list[str]
+) -> pd.DataFrame:
+    """``table`` with events as 0 and 1 and times as numbers, where those of training stood otherwise in theirs."""
+    event, time, *_ = (*outcome, "")
+    codes = {plain(cell): word for key, word in (("events", "1"), ("none", "0")) for cell in reading.get(key, ())}
+    if codes and event in table:
+        cells, splits = table[event].map(plain), {*table.get("split", [""])}
+        plainly = {*cells} <= {"", "0", "1"}
+        of_init = plainly and splits <= {"train", "val", "test"}  # which has written 1 for an event
+        if {*cells} <= {"", *codes} and not of_init:
+            table[event] = cells.map({"": "", **codes})
+            notes.append(f"{event}: {some(reading['events'], 3)} is read as an event")
+        elif not plainly:
+            odd = next(cell for cell in cells if cell not in ("", *codes))
+            raise DataError("label", f"table {path.name}: {event}: expected {some([*codes], 4)}, got {shown(odd)}")
+    names = [name for name in reading.get("time", ()) if name in table]
+    dated = bool(names) and table[names[0]].map(is_date).any()
+    if len(names) < 2 and not dated:
+        return table
+    since, until = (next(iter(reading.get(key, ())), "") for key in ("since", "until"))
+    needed = [since] * bool(dated) + [event] * (not (dated and until))
+    if lost := [name for name in needed if name not in table]:
+        raise DataError("column", f"table {path.name}: expected a column {lost[0]!r}; it has: {some([*table], 12)}")
+    chosen = Choices(time=",".join(names), event=event, event_value=("1",), since=since, until=until * bool(dated))
+    try:
+        timed = checked_times(table, chosen, [path.stem] * len(table))
+    except UserError as error:
+        raise DataError("number", f"table {path.name}: {str(error).removeprefix('init: ')}") from None
+    notes.append(f"{time}: {some(names, 3)}{f', in days from {since}' * bool(dated)}")
+    return table.assign(**{name: timed[name].reindex(table.index, fill_value="") for name in (event, names[0])})
 
 
 def _named_as(
@@ -758,11 +798,13 @@ def _rows(files: Files, table: pd.DataFrame, columns: Sequence[str], chosen: Cho
         exposure = {"amount": "count", "exposure": chosen.exposure}
         spent[chosen.exposure] = kept[chosen.exposure]
     told = {name: ["" if row[name] is None else str(row[name]) for row in outcome.told] for name in several}
+    lists = outcome.kind == "multilabel" and not several
+    reading = _reading(chosen, several or [label], separator={sign_between(kept[label])} - {read.SIGN} if lists else ())
     whose = table[role.site] if role.site else table[SITE]
     gone = in_order({*whose[missing]} - {*whose[~missing]} - {""})
     lacking = (f"{some(gone, 8)}: no row has {label}, so that the site is left out",) * bool(gone)
     notes = (*_left_out(label, missing), *lacking, *outcome.notes, *_of_amounts(outcome, label, role.sites, chosen))
-    options = {"label": "" if several else label, **exposure, **outcome.options}
+    options = {"label": "" if several else label, **exposure, **outcome.options, **reading}
     layout = f"tables with column {', '.join(several) or label}"
     made = Found(outcome.kind, layout, [], outcome.classes, options, notes=notes)
     taken, more = [*(several or [label]), *spent], {**spent, **told}
@@ -773,6 +815,14 @@ def _of_amounts(outcome: read.Outcome, label: str, sites: Sequence[str], chosen:
     """What to say of an outcome's numbers at the ``sites``; codes for missing ones are asked about."""
     numbers = Cells.of(outcome.labels).numbers[Cells.of(outcome.labels).codes]
     return read.checked_numbers(label, numbers, rows_of_sites(sites), chosen) if "regression" in outcome.kind else []
+
+
+def _reading(chosen: Choices, outcome: Sequence[str], **told: Collection[str]) -> dict[str, str]:
+    """The task's option ``reading``: what was ``told`` of the columns ``outcome``, and their codes for missing."""
+    own = tuple(f"{name}=" for name in outcome)
+    told["missing"] = [one for one in chosen.missing if "=" not in one or one.startswith(own)]
+    found = {key: [*one] for key, one in told.items() if one}
+    return {"reading": json.dumps({"outcome": found}, ensure_ascii=False)} if found else {}
 
 
 def _left_out(label: str, missing: pd.Series) -> tuple[str, ...]:
@@ -853,6 +903,14 @@ def _times(files: Files, table: pd.DataFrame, columns: Sequence[str], chosen: Ch
     asked = f"{happened}{values}; survival until {chosen.horizons} is asked for"
     lacking = " or no ".join(name for name in (event, *names, chosen.since) if name in columns)
     notes = (*_left_out(lacking, pd.Series(missing)), asked, *units)
-    options = {"label": event, "time": time, "horizons": chosen.horizons}
+    entries = in_order({*table[event]} - {""}) if event in table else []
+    if {*map(plain, entries)} <= {"0", "1"} and {*map(plain, chosen.event_value)} <= {"1"}:
+        entries = []  # as a model's other tables have them anyway
+    told = {"events": [one for one in entries if one in chosen.event_value]}
+    told |= {"none": [one for one in entries if one not in chosen.event_value]}
+    told |= {"time": names if dated or names[1:] else []}
+    told |= {"since": [chosen.since] if dated else [], "until": [chosen.until] if dated and chosen.until else []}
+    reading = _reading(chosen, (event, *names), **told)
+    options = {"label": event, "time": time, "horizons": chosen.horizons, **reading}
     made = Found("survival", f"tables with times ({time}) and events ({event})", [], (), options, notes=notes)
     return _with_rows(made, kept, columns, role, spent, kept[event], kept[event], {time: kept[time]}, chosen)

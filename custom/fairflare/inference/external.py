@@ -28,6 +28,7 @@ from fairflare.core.metric import finite
 from fairflare.core.schema import IN_USE, Instruction
 from fairflare.core.seeds import derive
 from fairflare.core.types import INTERVALS, Round, SplitName, Training
+from fairflare.core.validation import some
 from fairflare.data.readers.datalist import Frame
 from fairflare.data.readers.files import FileSplit
 from fairflare.data.readers.geometry import geometry_of
@@ -55,6 +56,7 @@ from fairflare.inference.predict import about as about_model
 from fairflare.inference.predict import of_images, of_table
 from fairflare.report.clinical import views
 from fairflare.report.external import evaluation, paired
+from fairflare.report.values import plural
 from fairflare.tasks.base import Task
 from fairflare.tasks.external import Labelled, constant_results, labelled, of_split, preflight
 from fairflare.tasks.kinds.survival import Cox
@@ -280,7 +282,13 @@ class _Hospital:
         task = self._opened.task
         inputs, (first, *more) = task.table_inputs(), task.outcome_columns
         assert inputs is not None  # they have asked for a table
-        found, self._notes = read_again(path, inputs, (self._asked.label or first, *more), task.classes)
+        outcome = (self._asked.label or first, *more)
+        found, self._notes = read_again(path, inputs, outcome, task.classes)
+        known = task.kind.known(found, outcome) if {*outcome} <= {*found} else []
+        if gone := len(known) - sum(known):
+            self._notes.append(
+                f"{plural(gone, 'row is', 'rows are')} left out, without an outcome ({some(outcome, 3)})"
+            )
         return found
 
     @property
@@ -293,8 +301,8 @@ class _Hospital:
         unlike = of_table(inputs, *rows, scaling) if inputs and rows and scaling else []
         images, split = self._opened.task.image_inputs(), self._data.splits["test"]
         if images and not images.volumes and isinstance(split, FileSplit):
-            some = range(0, len(split), -(-len(split) // LOOKED_AT))
-            seen = {file: row for row in some if isinstance(file := split.items[row].image, (Path, Frame))}
+            chosen = range(0, len(split), -(-len(split) // LOOKED_AT))
+            seen = {file: row for row in chosen if isinstance(file := split.items[row].image, (Path, Frame))}
             places = {file.name: place for file in seen if (place := geometry_of(file)) is not None}
             means = {file.name: float(as_float(split.example(row)[0]).mean()) for file, row in seen.items()}
             unlike += of_images(images, self._opened.inputs, places, means)
@@ -434,7 +442,12 @@ def with_baseline(opened: Opened, table: Path | None) -> Opened:
     ((name, own),) = found.items()
     least = max(stricter(own.min_count, opened.config.min_count) or 0, 1)
     device = default_device(own.gpu)
-    data = labelled(opened.task, name, own, scaling=opened.scaling).on(device)
+    inputs, outcome = opened.task.table_inputs(), opened.task.outcome_columns
+    assert inputs is not None  # a log risk is of a table
+    data = labelled(
+        opened.task, name, own, scaling=opened.scaling, read=lambda path: read_again(path, inputs, outcome)[0]
+    )
+    data = data.on(device)
     problems, ready = preflight(data, opened.task, least)
     if ready is None:
         raise UserError(f"--baseline {name}: {problems[-1].text}")

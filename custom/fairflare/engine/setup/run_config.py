@@ -306,7 +306,7 @@ LATER_IN_OPTIONS: Mapping[str, Mapping[str, Any]] = {
     "heart": {"reference": False, "scaling": "centre"},
     "classification": {"window": "percentiles"},
     "segmentation": {"window": "percentiles"},
-    **dict.fromkeys(TABLES, {"vectors": "", "encoder": "", "pooling": "mean", "renamed": ""}),
+    **dict.fromkeys(TABLES, {"vectors": "", "encoder": "", "pooling": "mean", "renamed": "", "reading": ""}),
 }
 """Keys, settings of training and, by task, options that came after format 2, with what holds where a file does not name
 them: they are then not written either, so that a run which was begun without them keeps its hash."""

@@ -150,6 +150,9 @@ class Survival(TaskKind):
             raise UserError('horizons: expected times until which survival is asked for, e.g. 365, got ""')
         return 1 if self.log_risk else len(self.ends), {}
 
+    def known(self, columns: Mapping[str, Sequence[str]], names: Sequence[str]) -> list[bool]:
+        return [all(cell != "" for cell in cells) for cells in zip(*(columns[name] for name in names))]
+
     def of_cells(
         self, file: str, columns: Mapping[str, Sequence[str]], names: Sequence[str], classes: Sequence[str]
     ) -> Tensor:

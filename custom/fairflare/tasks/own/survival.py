@@ -24,7 +24,7 @@ class SurvivalTable(Tabular):
     """One table per site as of the task ``tabular``, with a time at which the observation of each row ended.
 
     A time is a number of at least 0, in any unit, the same at every site; at time 0 an event falls into the first
-    interval. A row without an event is censored at its time. Rows without an entry in the event's column are left out.
+    interval. A row without an event is censored at its time. Rows without an entry in either column are left out.
     The intervals are agreed before anyone looks at the times: none follows from the data.
 
     Args:

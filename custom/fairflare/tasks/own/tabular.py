@@ -73,6 +73,7 @@ class Tabular(OwnData):
             numbers have one, else as "site".
         renamed: columns of some tables and their names in the others, as Alter=age; tables of sites have these names,
             further ones (``predict``, ``evaluate``) may have those.
+        reading: JSON: how the outcome stood in the tables that ``init`` read; ``evaluate`` reads further ones so.
         attribute_values: columns of sensitive attributes and their values; they are no features unless named there too.
         test_fraction: share of the rows in the test split, in (0, .5].
         val_fraction: share of the remaining ones in the validation split, in (0, .5].
@@ -110,6 +111,7 @@ class Tabular(OwnData):
     columns: Annotated[str, Text(most=2**20)] = ""
     scaling: Annotated[str, Text(most=2**21)] = ""
     renamed: Names = ""
+    reading: Annotated[str, Text(most=2**16)] = ""
     attribute_values: str = ""
     test_fraction: float = 0.2
     val_fraction: float = 0.15
@@ -135,6 +137,7 @@ class Tabular(OwnData):
         for name in self.outcome_columns:
             expect("features", name not in self.feature_names(), f"no {name!r}, which is the label", self.features)
         table_columns.renamed_of(self.renamed)
+        table_columns.reading_of(self.reading)
         columns = self.read_columns()
         numbers, _ = features_of(self.feature_names(), columns)
         scaling = table_columns.read_scaling(self.scaling, len(numbers)) if self.scaling else None
@@ -254,6 +257,7 @@ class Tabular(OwnData):
             plain=plain,
             known={**attributes, **levels, **both},
             renamed=table_columns.renamed_of(self.renamed),
+            reading=table_columns.reading_of(self.reading),
             gaps=self._gaps(),
             attributes=lambda columns: {name: list(columns[name]) for name in attributes if name in columns},
             vectors=self._vectors(),
