@@ -629,6 +629,18 @@ def test_a_groups_values_are_known_however_whole_numbers_are_written(tmp_path, c
     assert code == 0, err
     groups = json.loads((tmp_path / "e" / "evaluation.json").read_text())["sites"]["new"]["groups"]
     assert [row["group"] for row in groups] == ["0.0", "1.0"] and sum(row["n"] for row in groups) == len(numbered) - 5
+    code, _, err = call(capsys, "evaluate", run, new, "--group-by", "age_band", "--out", tmp_path / "bands")
+    groups = json.loads((tmp_path / "bands" / "evaluation.json").read_text())["sites"]["new"]["groups"]
+    ages = numbered[5:]["age"]
+    assert code == 0 and {row["group"]: row["n"] for row in groups} == {
+        "under 40": sum(ages < 40),
+        "40 to 59": sum((ages >= 40) & (ages < 60)),
+        "60 to 79": sum((ages >= 60) & (ages < 80)),
+        "80 and over": sum(ages >= 80),
+    }
+    pd.read_csv(new, dtype=str).assign(sex="").to_csv(tmp_path / "none.csv", index=False)
+    code, _, err = call(capsys, "evaluate", run, tmp_path / "none.csv", "--group-by", "sex", "--out", tmp_path / "none")
+    assert code == 0 and "sex: no row says it: is there such a column?" in " ".join(err.split())
 
 
 def check_models_use(folder, capsys, monkeypatch, converted):

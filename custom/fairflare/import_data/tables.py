@@ -32,6 +32,8 @@ from fairflare.import_data import columns as read
 from fairflare.import_data.cells import Cells, Row, rows_of_sites
 from fairflare.import_data.folders import NAME, PATIENT_HEADERS, images_in_folders, level_table, patients_of
 from fairflare.import_data.labels import (
+    AGE,
+    BAND,
     WORDS,
     as_iso,
     bare,
@@ -276,6 +278,10 @@ def read_again(
     table = table.reset_index(drop=True)
     levels = {name: {*inputs.known.get(name, ()), ""} for name in wanted if name in no_numbers}
     _rewrite(table, [name for name, own in levels.items() if not {*table[name]} <= own], notes)
+    if BAND in inputs.known and BAND not in table:
+        ages = table[[name for name in table if bare(name) in AGE]]
+        ages = ages.apply(lambda cells: cells.where(~cells.map(plain).isin(gaps_of(cells.name, inputs.gaps)), ""))
+        table[BAND] = [one.get(BAND, "") for one in groups_of(ages, (), ())]
     for name in (name for name in inputs.known if name in table):
         spelled = {plain(value): value for value in reversed(inputs.known[name])}
         table[name] = table[name].map({cell: spelled.get(plain(cell), cell) for cell in table[name].unique()})

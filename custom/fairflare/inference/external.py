@@ -300,6 +300,8 @@ class _Hospital:
         rows = self._data.table if isinstance(self._data, Labelled) else None
         unlike = of_table(inputs, *rows, scaling) if inputs and rows and scaling else []
         images, split = self._opened.task.image_inputs(), self._data.splits["test"]
+        empty = [key for key in self._parts.grouping.keys if not any(split.attributes.get(key, (key,)))]
+        unlike += [f"{key}: no row says it: is there such a column? None of its groups is told of" for key in empty]
         if images and not images.volumes and isinstance(split, FileSplit):
             chosen = range(0, len(split), -(-len(split) // LOOKED_AT))
             seen = {file: row for row in chosen if isinstance(file := split.items[row].image, (Path, Frame))}
