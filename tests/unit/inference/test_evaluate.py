@@ -3,6 +3,7 @@
 
 import csv
 import json
+import re
 import shutil
 
 import numpy as np
@@ -179,6 +180,12 @@ def test_what_does_not_fit_is_refused_in_a_line(table_run, photo_run, tables, ho
     code, said, err = call(capsys, "evaluate", table_run, tmp_path / "mixed.csv", "--out", tmp_path / "mixed")
     text = "rows trained the model, at east: this is no external validation"
     assert code == 0 and text in " ".join((said + err).split()), "half of its rows, in another order"
+    pooled = [row for path in sorted(tables.glob("*.csv")) for row in path.read_text().splitlines()[1:]]
+    (tmp_path / "pooled.csv").write_text("\n".join([head, *pooled]) + "\n")
+    code, said, err = call(capsys, "evaluate", table_run, tmp_path / "pooled.csv", "--out", tmp_path / "pooled")
+    assert code == 0 and re.search(
+        r"rows trained the model, at east, .*: this is no ext", " ".join((said + err).split())
+    )
     shutil.copy(hospital, tmp_path / "East.csv")
     said = refused(capsys, table_run, tmp_path / "East.csv")
     assert "--name NAME if it is another hospital" in said
