@@ -105,6 +105,8 @@ class TensorData:
     """Whether all examples have one."""
     scaling: Scaling | None = None
     """How a table's numbers were scaled; it stays at the site, which needs it for new patients."""
+    filled: npt.NDArray[np.bool_] | None = None
+    """(n, numbers): which numbers of the training rows a table holds; None: all of them. It stays at the site."""
     keyed: bool = False
     """Whether the site has a key of its patients' identities, which the server does not know."""
     conversion: Mapping[str, Any] = MappingProxyType({})

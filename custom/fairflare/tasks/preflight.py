@@ -153,7 +153,7 @@ def _of_rows(data: TensorData, task: Task) -> Iterator[Finding]:
 
 
 def numbers_of(data: TensorData, task: Task) -> dict[str, np.ndarray]:
-    """Number of a table -> float64 (N,) its training rows' values in its own unit, gaps filled; no encoder's."""
+    """Number of a table -> float64 (n,) its training rows' values in its own unit, if it has any; no encoder's."""
     inputs, train = task.table_inputs(), data.splits["train"]
     if inputs is None or data.scaling is None or not isinstance(train, Split) or not len(train):
         return {}
@@ -161,7 +161,9 @@ def numbers_of(data: TensorData, task: Task) -> dict[str, np.ndarray]:
     std = np.where(std > 0, std, 1.0)
     values = train.inputs[:, : len(names)].numpy().astype(np.float64) * std + mean
     values[np.abs(values) < ROUNDING * std] = 0.0  # inputs are float32
-    return {name: column for name, column in zip(names, values.T, strict=True) if SIGN not in name}
+    there = np.ones(values.shape, dtype=bool) if data.filled is None else data.filled
+    own = zip(names, values.T, there.T, strict=True)
+    return {name: column[filled] for name, column, filled in own if SIGN not in name and filled.any()}
 
 
 def spread_of(values: np.ndarray) -> float:

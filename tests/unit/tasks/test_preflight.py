@@ -485,6 +485,21 @@ def test_a_table_with_a_number_1000_standard_deviations_away_has_a_warning(tmp_p
         assert [one for one in codes(found) if one[1] == "far"] == expected
 
 
+def test_a_number_that_a_site_has_in_few_rows_or_none_is_compared_by_these(tmp_path):
+    rng = np.random.default_rng(3)
+    for site, known in (("a", 90), ("b", 90), ("c", 0), ("d", 12)):
+        rows = [f"{rng.normal(60, 9):.4f},{rng.normal(80, 4):.1f}" for _ in range(90)]
+        rows = [row if k < known else f"{row.split(',')[0]}," for k, row in enumerate(rows)]
+        rows = [f"{row},{k // 2 % 2},{('train', 'val', 'test')[k % 3]}" for k, row in enumerate(rows)]
+        (tmp_path / f"{site}.csv").write_text("\n".join(["age,weight,label,split", *rows]) + "\n")
+        (tmp_path / "sites").mkdir(exist_ok=True)
+        (tmp_path / "sites" / f"{site}.yaml").write_text(f"data_root: {tmp_path}\ndatalist: {site}.csv\n")
+    columns = '{"weight": {"kind": "number", "range": [0, 400]}, "age": {"kind": "number", "range": [0, 120]}}'
+    values = {"features": "age,weight", "columns": columns, "group_by": "none"}
+    found = check(tmp_path / "sites", Question("tabular", "2", values))
+    assert {site: codes(own) for site, own in found.items()} == {"a": [], "b": [], "c": [], "d": []}
+
+
 def test_a_site_with_another_unit_is_named_among_sites_and_alike_ones_are_not():
     rng = np.random.default_rng(2)
     sites = {site: {"glucose": rng.normal(100, 25, 50)} for site in ("a", "b", "c")}

@@ -181,6 +181,8 @@ class Tabular(OwnData):
                 splits[name] = reader.FileSplit(index.tolist(), bags, told, about, 0.0, threads, patients=owners)
         data = TensorData.of(splits, n_classes=self.kind.n_classes(self.classes))
         data.scaling, data.conversion, data.keyed = scaling, own.conversion, bool(own.patient_key)
+        there = ~np.isnan(numbers[rows["train"]])
+        data.filled = None if there.all() else there
         return data
 
     def table_inputs(self) -> TableInputs:
