@@ -139,9 +139,11 @@ def _of_rows(data: TensorData, task: Task) -> Iterator[Finding]:
     for name, one in data.splits.items() if inputs else ():
         if not isinstance(one, Split):  # bags, which are read as files are
             continue
-        rows = [row.tobytes() for row in one.inputs.numpy()]
+        told = one.targets.reshape(len(one), -1).numpy()
+        rows = [row.tobytes() + target.tobytes() for row, target in zip(one.inputs.numpy(), told, strict=True)]
         if (both := sum(row in known for row in rows)) > COPIES * len(rows) and len({*rows}) > FULL * len(rows):
-            yield Finding("warning", "copies", name, both, f"{both} rows are copies of some in an earlier split")
+            are = "1 row is a copy of one" if both == 1 else f"{both} rows are copies of some"
+            yield Finding("warning", "copies", name, both, f"{are} in an earlier split")
         known.update(rows)
         features = (*inputs.numbers, *inputs.plain) if inputs and name == "train" else ()
         for k, part in enumerate(features):

@@ -402,6 +402,12 @@ def test_a_tables_copies_and_codes_that_the_federation_does_not_know_are_said(tm
     found = check_site(tmp_path / "site.yaml", Question("tabular", "2", values))
     assert codes(found) == [("warning", "levels", "train", 30), ("warning", "copies", "test", 6)]
     assert found[0].text == "sex: 30 rows have none of female, male: are the codes the same?"
+    others = [f"{age},{sex},{1 - int(label)},test" for age, sex, label, _ in (row.split(",") for row in rows[:12])]
+    (tmp_path / "t.csv").write_text("\n".join(["age,sex,label,split", *rows[:60], *others]))
+    assert "copies" not in {one.code for one in check_site(tmp_path / "site.yaml", Question("tabular", "2", values))}
+    (tmp_path / "t.csv").write_text("\n".join(["age,sex,label,split", *rows[:24], copies[0]]))
+    found = check_site(tmp_path / "site.yaml", Question("tabular", "2", values))
+    assert "1 row is a copy of one in an earlier split" in {one.text for one in found}
 
 
 def test_a_table_with_one_outcome(tmp_path):
