@@ -57,6 +57,15 @@ def test_what_is_given_beside_the_file_wins(tmp_path, capsys):
     config = config_of(tmp_path / "job")
     assert config["training"]["rounds"] == 2 and config["training"]["lr"] == 0.5 and config["seed"] == 3
     assert config["settings"]["rule"]["beta"] == 0.25 and config["settings"]["rule"]["q"] == 2
+    short = ("--set", "lr=0.25", "--set", "trainer.rho_max=0.04")
+    both = written(tmp_path, RUN.replace("probe: {sharpness: {rho_max: 0.05}}", "rho_max: 0.03"), "both.yaml")
+    code, _, err = call(capsys, "export", both, *short, "--out", tmp_path / "short")
+    assert code == 0, err
+    config = config_of(tmp_path / "short")
+    assert config["training"]["lr"] == 0.25 and config["settings"]["trainer"]["rho_max"] == 0.04
+    assert config["settings"]["probe"]["sharpness"]["rho_max"] == 0.03, "the file's, under a name for both"
+    code, _, err = call(capsys, "export", file, *short, "--set", "train.lr=1", "--out", tmp_path / "twice")
+    assert code == 2 and "train.lr: is given twice, as lr and as train.lr" in " ".join(err.split())
 
 
 @pytest.mark.slow

@@ -23,7 +23,7 @@ from pydantic_core import PydanticCustomError
 
 from fairflare.core import user_code
 from fairflare.core.errors import UserError
-from fairflare.core.settings import nested, parse_pairs
+from fairflare.core.settings import Shared, bare, nested, parse_pairs
 from fairflare.core.validation import SITE, Range, Seed, expected, refused, shown, unlisted
 from fairflare.studies.labels import MOST_WORKERS, RUN_FILE, as_text, flat_settings
 from fairflare.studies.plain_yaml import SUFFIXES, read_yaml
@@ -269,7 +269,29 @@ class RunFile(Run, Place):
         for name, value in given.items():
             if isinstance(own := getattr(self, name), (dict, list)):
                 found[name] = {**own, **value} if isinstance(own, dict) else [*own, *value]
+        if values := given.get("values"):
+            from fairflare.core import registry
+
+            method = found.get("method", self.method)
+            shared = registry.get_method(method).shared if method else {}
+            found["values"] = {**_not_set_by(values, self.values, shared), **values}
         return self.model_copy(update=found)
+
+
+def _not_set_by(given: Values, own: Values, shared: Shared) -> Values:
+    """What of the settings ``own`` none that is ``given`` sets, under whatever name; shared ones by their targets."""
+    taken = {name for key in given for name in (key, *shared.get(key, ()))}
+    short, full = {name for name in taken if "." not in name}, {bare(name) for name in taken}
+
+    def is_set(name: str) -> bool:
+        return name in taken or bare(name) in (short if "." in name else full)
+
+    found: dict[str, Any] = {}
+    for key, value in own.items():
+        names = shared.get(key, (key,))
+        rest = [name for name in names if not is_set(name)]
+        found |= {key: value} if len(rest) == len(names) else dict.fromkeys(rest, value)
+    return found
 
 
 Words = Annotated[
