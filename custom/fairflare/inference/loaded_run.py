@@ -22,7 +22,7 @@ from fairflare.core.types import StateDict
 from fairflare.core.validation import SITE, expected, in_order, shown, some
 from fairflare.data.inputs import Scaling
 from fairflare.data.readers.datalist import PREFIX, read_lists
-from fairflare.data.site_config import CONVERSION, SiteConfig, read_site_config
+from fairflare.data.site_config import CONVERSION, FILES, SiteConfig, read_site_config
 from fairflare.data.tensors import LABEL
 from fairflare.engine.after.base import AfterStep, Fit, Shape, fit_of
 from fairflare.engine.after.conformal import Conformal, class_scores
@@ -371,7 +371,9 @@ def hospitals(
     elif not data.is_file():
         raise UserError(f"{data}: no such file or folder")
     elif data.suffix in CONFIGURATIONS:
-        found = {name or data.parent.name: read_site_config(data)}
+        home = data.resolve().parent  # of the usual file in a startup kit the folder "local"
+        kit = home.parent.name if home.name == "local" else home.name
+        found = {name or (kit if data.name in FILES else data.stem): read_site_config(data)}
     else:
         if data.suffix.lower() not in suffixes:
             raise UserError(f"{data.name}: expected a folder of lists, or a file {' or '.join(suffixes)}, for this run")

@@ -241,7 +241,7 @@ def test_images_of_a_test_split_and_classes_by_name(photo_run, photos, tmp_path,
     assert "valley: mean intensity: " in " ".join(err.split())
 
 
-def test_a_hospitals_configuration_names_data_and_minimum(table_run, hospital, tmp_path, capsys):
+def test_a_hospitals_configuration_names_data_and_minimum(table_run, hospital, tmp_path, capsys, monkeypatch):
     own = tmp_path / "harbour" / "fairflare_site.yaml"
     own.parent.mkdir()
     own.write_text(f"data_root: {hospital.parent}\ndatalist: {hospital.name}\nmin_count: 125\n")
@@ -251,6 +251,11 @@ def test_a_hospitals_configuration_names_data_and_minimum(table_run, hospital, t
     content, _ = evaluated(capsys, table_run, own, out=tmp_path / "e")
     site = content["sites"]["harbour"]
     assert site["n"] == 240 and not site["groups"] and site["calibration"]["positives"] is None
+    (own.parent / "new port.yaml").write_text(own.read_text())
+    monkeypatch.chdir(own.parent)
+    for number, (file, name) in enumerate(((own.name, "harbour"), ("new port.yaml", "new port"))):
+        content, _ = evaluated(capsys, table_run, file, out=tmp_path / f"named{number}")
+        assert [*content["sites"]] == [name]
     own.write_text(own.read_text() + "clinical: false\n")
     content, _ = evaluated(capsys, table_run, own, out=tmp_path / "f")
     assert content["sites"]["harbour"]["calibration"] is None
