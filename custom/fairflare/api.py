@@ -196,7 +196,7 @@ class Federation:
         patient: str = "",
         time: str = "",
         event: str = "",
-        horizons: str = "",
+        horizons: str | float | Sequence[float] = "",
         categories: Sequence[str] = (),
         leave_out: Sequence[str] = (),
         keep: Sequence[str] = (),
@@ -223,7 +223,7 @@ class Federation:
             time: of survival, the column of times.
             event: of survival, the column that is 1 where there was an event, else 0. Without ``time``: of two classes
                 the one whose risk is predicted, the last of ``classes_``; by default what names such as "yes" say.
-            horizons: until when survival is asked for: "1" or "1,5", in the unit of ``time``.
+            horizons: until when survival is asked for: 1, "1,5" or [1, 5], in the unit of ``time``.
             categories: columns of numbers that are codes.
             leave_out: columns that are no predictors.
             keep: predictors that are known before the outcome, whatever their names say.
@@ -697,6 +697,10 @@ def _located(
     lists = {key: [one] if isinstance(one := reading.get(key) or (), str) else one for key in LISTS}
     lists["classes"] = classes.split(",") if isinstance(classes, str) else () if isinstance(classes, int) else classes
     told: dict[str, Any] = {key: tuple(str(one).strip() for one in values) for key, values in lists.items()}
+    if not isinstance(ends := reading.get("horizons"), (str, type(None))):
+        import numpy as np
+
+        reading = {**reading, "horizons": ",".join(f"{one:.12g}" for one in np.unique(np.asarray(ends, dtype=float)))}
     told |= {"label" if key == "outcome" else key: reading.get(key) or "" for key in WORDS}
     if reading.get("event") not in (None, "") and not reading.get("time"):
         told |= {"event": "", "classes": _event_last(data, reading, told["classes"])}

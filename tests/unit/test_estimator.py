@@ -158,6 +158,20 @@ def test_new_hospitals_are_evaluated_and_those_that_trained_are_refused(fitted):
 
 
 @pytest.mark.slow
+@each(
+    "horizons, text",
+    [("90,180", "90,180"), ([180, 90], "90,180"), ((90.5,), "90.5"), (90, "90"), (np.array([90]), "90")],
+)
+def test_horizons_are_a_text_a_number_or_several(horizons, text, tmp_path):
+    rng = np.random.default_rng(0)
+    frame = pd.DataFrame({"hospital": np.repeat(["a", "b"], 60), "age": rng.normal(60, 9, 120).round(1)})
+    frame["days"], frame["dead"] = rng.integers(1, 400, 120), np.arange(120) % 3 // 2
+    made = Federation("fedavg", **ONCE, solo=False)
+    made.fit(frame, site="hospital", time="days", event="dead", horizons=horizons, out=tmp_path / "r", progress=False)
+    assert made.config.options["horizons"] == text
+
+
+@pytest.mark.slow
 def test_it_is_exported_and_opened(fitted, tmp_path):
     other = Federation("fedism-plus")
     for look in (lambda: other.benefit, lambda: other.predict(table()), lambda: other.config):
