@@ -81,7 +81,7 @@ TRY = {
     GROUPS: "weights of groups, `fairflare run fedufo --set level=attribute`",
 }
 """Advice -> what to try."""
-RATES = {NOTHING: (0, 3, 0, 1), OWN: (17, 17, 0, 5), GROUPS: (0, 0, 0, 0)}
+RATES = {NOTHING: (0, 3, 0, 2), OWN: (17, 17, 0, 5), GROUPS: (0, 0, 0, 0)}
 """Advice -> how often it was right and given, on tables and on images: lab/regimes/results."""
 CONFLICT, WORSE_SITE, WORSE_GROUP = -0.3, 0.5, 0.08
 """Agreement below which, and gaps of site and group above which, something is advised; chosen on seeds 100 to 119."""
