@@ -60,10 +60,16 @@ AT_SITES = ("fedproto",)
 """Trainers whose models stay at the sites: no updates to weigh, and none to step along."""
 
 
+LEAVING_OUT = ("fedce",)
+"""Rules that ask for the error of the model without a site, of which w - p_i w_i is one only in a plain average."""
+
+
 def expected(trainer, rule, optimizer):
     """What the refusal says; empty for what runs. The first that holds."""
     if rule in OWN_MODELS and optimizer != "none":
         return "expected none, for"
+    if rule in LEAVING_OUT and optimizer != "none":
+        return f"expected none, for {rule} takes sites out of plain averages"
     if rule in HEEDED and trainer != "weighted":
         return f"rule {rule}: expected a trainer that heeds its orders (weight), got trainer {trainer}"
     if rule in OWN_MODELS and rule != "solo" and trainer in ONE_MODEL:

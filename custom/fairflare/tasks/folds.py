@@ -161,7 +161,7 @@ class _Folded:
         found.splits = {"train": part(whole, place != number), "val": part(whole, place < -1)}
         found.splits["test"] = part(whole, place == number)
         found.class_counts = torch.bincount(found.splits["train"].labels, minlength=len(data.class_counts))
-        found.fold = self._fold
+        found.fold, found.filled = self._fold, None  # other rows train
         return found.on(data.device).grouped(Grouping())
 
 

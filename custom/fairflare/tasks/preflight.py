@@ -139,8 +139,8 @@ def _of_rows(data: TensorData, task: Task) -> Iterator[Finding]:
     for name, one in data.splits.items() if inputs else ():
         if not isinstance(one, Split):  # bags, which are read as files are
             continue
-        told = one.targets.reshape(len(one), -1).numpy()
-        rows = [row.tobytes() + target.tobytes() for row, target in zip(one.inputs.numpy(), told, strict=True)]
+        pairs = zip(one.inputs.numpy(), one.targets.numpy(), strict=True)
+        rows = [row.tobytes() + target.tobytes() for row, target in pairs]
         if (both := sum(row in known for row in rows)) > COPIES * len(rows) and len({*rows}) > FULL * len(rows):
             are = "1 row is a copy of one" if both == 1 else f"{both} rows are copies of some"
             yield Finding("warning", "copies", name, both, f"{are} in an earlier split")
