@@ -4,8 +4,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 DEMO_OUT ?= runs/demo
-# Three processes more than cores, on two: they compute while others wait for FLARE.
-WORKERS ?= 5
+# Two processes more than cores, on two: they compute while others wait for FLARE.
+WORKERS ?= 4
 # Every process that tests start would compile the package anew, and every worker of pytest all test files.
 unexport PYTHONDONTWRITEBYTECODE
 # The products of NumPy are small: a second thread of OpenBLAS only waits, busily.
