@@ -171,6 +171,9 @@ def test_metrics_have_ranges_in_rounds_and_in_the_evaluation():
     assert splits["site-1"]["groups"]["test"] == {"b": cells["b"]}  # there are no parts of patients
     splits, refused = inspect_evaluation(many, 1, declared={"site-1": 10})
     assert not splits and refused[0].code == "count_mismatch"  # a site of ten that would decide what is pooled
+    own = [Answer("site-1", 1, metrics={"n": {"test": 10.0}}, personal={"n": {"test": 101.0}})]
+    splits, refused = inspect_evaluation(own, 1, personal=True, declared={"site-1": 10})
+    assert not splits and refused[0].code == "count_mismatch"  # nor by its own model's
 
 
 @pytest.mark.parametrize("name, value", [("auc", 1.5), ("auc", -0.1), ("loss", -1.0), ("train_loss", 1e7)])

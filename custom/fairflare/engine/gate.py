@@ -282,29 +282,29 @@ def inspect_evaluation(
     """
 
     def check(answer: Answer) -> dict[str, Any]:
-        found = _checked_splits(answer.metrics, groups, metrics) | _checked_trivial(answer.metrics, metrics)
         most = checks.TIMES * (declared or {}).get(answer.site, MOST_EXAMPLES)
-        if any(n > most for n in found["n"].values()):
-            raise checks.Refused("count_mismatch", f"n: expected at most {most:g} examples in a split, got more")
+        found = _checked_splits(answer.metrics, groups, metrics, most) | _checked_trivial(answer.metrics, metrics)
         if clinical := view.checked(answer.clinical, found["n"].get("test", 0.0)):
             found[CLINICAL] = clinical
         if isinstance(answer.personal, Mapping) and not answer.personal:
             return found
         if not personal:
             raise checks.Refused(PERSONAL, "personal: expected no results of a personal model, the trainer keeps none")
-        return found | {PERSONAL: _checked_splits(answer.personal, groups, metrics)}
+        return found | {PERSONAL: _checked_splits(answer.personal, groups, metrics, most)}
 
     found, refused, _ = checks.first_good(answers, check, round)
     return {site: found[site] for site in sorted(found)}, checks.left_out(refused, found)
 
 
-def _checked_splits(content: Any, groups: Sequence[str], metrics: Ranges | None) -> dict[str, Any]:
+def _checked_splits(content: Any, groups: Sequence[str], metrics: Ranges | None, most: float) -> dict[str, Any]:
     if not isinstance(content, Mapping):
         raise checks.Refused("metrics", f"expected metrics per split, got {type(content).__name__}")
     cells = content.get("groups")
     cells = cells if isinstance(cells, Mapping) else {}
     found: dict[str, Any] = {split: field_checks.checked_metrics(content.get(split), metrics) for split in SPLITS}
     found["n"] = field_checks.checked_sizes(content.get("n"), SPLITS)
+    if any(n > most for n in found["n"].values()):
+        raise checks.Refused("count_mismatch", f"n: expected at most {most:g} examples in a split, got more")
     found["groups"] = {split: _checked_groups(cells.get(split), groups) for split in SPLITS}
     found |= checked_intervals(content, found["test"], metrics)
     for split, known in found["groups"].items():

@@ -154,10 +154,10 @@ class Referee:
     def received(self, sha256: str, model: StateDict, update: StateDict) -> None:
         """Note what the next sums are of: a model's hash, and its trainable entries with their update D_k."""
         if not self._secret:
-            known = [entry["signs"] for entry in self.history.read() if "signs" in entry]
-            self._secret = known[0] if known else secrets.token_hex(16)
-            if not known:
-                self.history.add({"run": "", "signs": self._secret})
+            if not any("signs" in entry for entry in self.history.read()):
+                self.history.add({"run": "", "signs": secrets.token_hex(16)})
+            # Read again: of two jobs that begin together the first one's hold for both.
+            self._secret = next(entry["signs"] for entry in self.history.read() if "signs" in entry)
         self._model, self._mark, self._near = sha256, sketch(model, self._secret), NEAR * norm(update)
 
     def admit(self, of: str, round: int, sites: Sequence[str]) -> None:

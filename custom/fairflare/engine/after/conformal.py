@@ -207,8 +207,9 @@ class Conformal(AfterStep):
         if n < 1 or (self.shrinkage == 0 and remark):
             return of_all, remark
         curve, all_curve = monotone(row[1:] / n), total[1:] / total[0]
-        found = threshold(curve, n, GRID, self.alpha)
-        if self.shrinkage:
+        if self.shrinkage == 0:
+            found = threshold(curve, n, GRID, self.alpha)
+        else:
             found = shrunk_threshold(curve, n, all_curve, total[0], GRID, self.alpha, prior=self.shrinkage)
         if found is None:
             return of_all, f"{remark}, and its few leave no room for a margin: has that of all"

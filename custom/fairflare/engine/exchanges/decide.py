@@ -167,7 +167,7 @@ class DecideAtSite:
             return (*COUNTS, *OF_FEW)
         if min(one.patients_with(0), one.patients_with(1)) < least:
             return OF_FEW
-        return NET_BENEFIT if self._hospital.counted and any(0 < n < least for n in self._hospital.counted) else ()
+        return NET_BENEFIT if any(0 < n < least for n in self._hospital.counted) else ()
 
     def _patients(self, site: Site) -> Hospital:
         """With too few of them, or in a fold that sums tell of, the site adds zeros.
