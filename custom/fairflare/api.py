@@ -698,8 +698,6 @@ def _located(
     lists["classes"] = classes.split(",") if isinstance(classes, str) else () if isinstance(classes, int) else classes
     told: dict[str, Any] = {key: tuple(str(one).strip() for one in values) for key, values in lists.items()}
     if not isinstance(ends := reading.get("horizons"), (str, type(None))):
-        import numpy as np
-
         reading = {**reading, "horizons": ",".join(f"{one:.12g}" for one in np.unique(np.asarray(ends, dtype=float)))}
     told |= {"label" if key == "outcome" else key: reading.get(key) or "" for key in WORDS}
     if reading.get("event") not in (None, "") and not reading.get("time"):

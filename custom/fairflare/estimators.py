@@ -223,7 +223,7 @@ class FederatedSurvival(_Federated):
             "time": TIME,
             "event": OUTCOME,
             "outcome": "",
-            "horizons": ",".join(f"{one:.12g}" for one in self.horizons_),
+            "horizons": self.horizons_,
         }
         self._run(frame.assign(**{TIME: times}), events.astype(int), sites, federation={"kind": "survival"}, **how)
         return self
