@@ -30,7 +30,7 @@ PARTS = {
     "data and preflight": (LOOP, "Federation", "_open"),
     "rounds": (LOOP, "Federation", "_round"),
     "evaluation at the sites": (LOOP, "Federation", "_evaluate"),
-    "benefit of joining": (LOOP, "Federation", "_compare_with_solo"),
+    "benefit of joining": ("fairflare.engine.exchanges.benefit", "BenefitAtServer", "run"),
     "scoring": (LOOP, "Federation", "_log_scores"),
     "page": ("fairflare.report.write", "", "write_report"),
 }

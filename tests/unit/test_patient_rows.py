@@ -268,6 +268,25 @@ def test_hidden_rows_and_columns_are_left_out_when_asked_for(tmp_path, capsys):
     assert found["sites"]["A"]["train"] + found["sites"]["A"]["val"] + found["sites"]["A"]["test"] == 39
 
 
+def test_a_model_takes_a_workbook_as_init_was_told_to_read_it_and_a_plain_table(tmp_path, capsys):
+    table, run = workbook(tmp_path / "b.xlsx"), tmp_path / "run"
+    flags = ("--sheet", "the data", "--header", "3", "--hidden", "read", "--label", "died", "--yes")
+    assert call(capsys, "init", tmp_path / "b.xlsx", *flags)[0] == 0
+    options = ("--data", tmp_path, "--rounds", "1", "--workers", "1", "--out", run)
+    code, _, err = call(capsys, "run", "fedavg", *options)
+    assert code == 0, err
+    table.to_csv(tmp_path / "plain.csv", index=False)
+    answers = []
+    for name in ("b.xlsx", "plain.csv"):
+        code, _, err = call(capsys, "predict", run, tmp_path / name, "--out", tmp_path / f"p-{name}")
+        assert code == 0, err
+        answers.append(pd.read_csv(tmp_path / f"p-{name}" / "predictions.csv").iloc[:, -1].tolist())
+        more = ("--name", "new", "--out", tmp_path / f"e-{name}")
+        code, out, err = call(capsys, "evaluate", run, tmp_path / name, *more)
+        assert code == 0, out + err
+    assert len(answers[0]) == 120 and answers[0] == pytest.approx(answers[1])
+
+
 def test_units_below_the_names_are_no_patient(tmp_path, capsys):
     table = cohort(60)
     lines = table.to_csv(index=False).splitlines()

@@ -21,6 +21,7 @@ from fairflare.data.readers.table_features import (
     Feature,
     plain,
 )
+from fairflare.data.readers.tables import LAYOUT
 
 KEYS: Mapping[str, tuple[str, ...]] = {
     "number": ("range",),
@@ -93,8 +94,8 @@ def renamed_of(text: str, key: str = "renamed") -> dict[str, str]:
     return {theirs: ours for theirs, _, ours in pairs}
 
 
-READING = ("events", "none", "time", "since", "until", "separator", "missing")
-"""Keys of the option ``reading``: cells of events, and what ``init`` was told of times, lists and gaps."""
+READING = ("events", "none", "time", "since", "until", "separator", "missing", *LAYOUT)
+"""Keys of the option ``reading``: cells of events, and what ``init`` was told of times, lists, gaps and layout."""
 
 
 def reading_of(text: str) -> dict[str, tuple[str, ...]]:

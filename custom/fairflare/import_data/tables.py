@@ -27,7 +27,8 @@ from fairflare.data.readers import geometry
 from fairflare.data.readers.cases import INSIDE
 from fairflare.data.readers.geometry import stem
 from fairflare.data.readers.table_features import EXCEL, gaps_of, iso_date, plain
-from fairflare.data.readers.tables import SUFFIXES, read_columns, read_table
+from fairflare.data.readers.tables import EXCEL as WORKBOOKS
+from fairflare.data.readers.tables import LAYOUT, SUFFIXES, read_columns, read_table
 from fairflare.import_data import columns as read
 from fairflare.import_data.cells import Cells, Row, rows_of_sites
 from fairflare.import_data.folders import NAME, PATIENT_HEADERS, images_in_folders, level_table, patients_of
@@ -273,7 +274,7 @@ def read_again(
     said = {key: inputs.reading.get(key, ()) if outcome else () for key in ("time", "since", "missing", "separator")}
     wanted = list(dict.fromkeys((*outcome, *said["time"], *said["since"], *inputs.columns, *inputs.known)))
     missing = [one if "=" in one else f"{name}={one}" for one in said["missing"] for name in outcome]
-    columns = _named_as(read_columns(path), wanted, path.name, notes, inputs.renamed)
+    columns = _named_as(_laid_out(path, inputs.reading, wanted), wanted, path.name, notes, inputs.renamed)
     table, no_numbers = _cleaned(columns, path.name, missing, notes)
     table = table.reset_index(drop=True)
     levels = {name: {*inputs.known.get(name, ()), ""} for name in wanted if name in no_numbers}
@@ -303,6 +304,24 @@ def read_again(
         for sign in said["separator"]:
             table[name] = [read.SIGN.join(labels) for labels in parted(table[name], sign)]
     return _timed(table, outcome, inputs.reading, path, notes) if outcome else table, notes
+
+
+def _laid_out(path: Path, reading: Mapping[str, Sequence[str]], wanted: Sequence[str]) -> dict[str, list[str]]:
+    """A table's columns: of a plain one, or as ``init`` was told to find them, whichever has more of those wanted."""
+    excel = path.suffix.lower() in WORKBOOKS
+    told = {key: value for key in LAYOUT for value in reading.get(key, ()) if excel or key == "header"}
+    ways: list[Callable[[], dict[str, list[str]]]] = [lambda: read_columns(path)]
+    ways += [lambda: read_laid_out(path, Choices(**told))[0]] * bool(told)
+    found, refused = [], []
+    for way in ways:
+        try:
+            found.append(way())
+        except UserError as error:
+            refused.append(error)
+    if not found:
+        raise refused[0]
+    names = {*map(bare, wanted)}
+    return max(found, key=lambda one: len(names & {*map(bare, one)}))
 
 
 def _timed(
@@ -827,6 +846,7 @@ def _reading(chosen: Choices, outcome: Sequence[str], **told: Collection[str]) -
     """The task's option ``reading``: what was ``told`` of the columns ``outcome``, and their codes for missing."""
     own = tuple(f"{name}=" for name in outcome)
     told["missing"] = [one for one in chosen.missing if "=" not in one or one.startswith(own)]
+    told |= {key: [value] for key in LAYOUT if (value := getattr(chosen, key))}
     found = {key: [*one] for key, one in told.items() if one}
     return {"reading": json.dumps({"outcome": found}, ensure_ascii=False)} if found else {}
 

@@ -37,6 +37,8 @@ STATISTICS = {".sav": "sav", ".zsav": "sav", ".por": "por", ".dta": "dta", ".sas
 """Ending of a file of SPSS, Stata or SAS -> what reads it in pyreadstat."""
 SUFFIXES = (".csv", ".tsv", ".txt", *EXCEL, *PARQUET, *STATISTICS)
 """Of files that may be tables; every one that has none of the other formats' endings is text with delimiters."""
+LAYOUT = ("sheet", "header", "hidden")
+"""What ``init`` may be told of how a table lies in its file."""
 DELIMITERS = ",;\t|"
 SAID = re.compile(r"sep=([,;|\t])")
 """What Excel writes into the first line where it says the delimiter."""
