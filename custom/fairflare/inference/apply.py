@@ -9,6 +9,7 @@ from __future__ import annotations
 import csv
 import re
 from collections.abc import Mapping, Sequence
+from itertools import count
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -18,8 +19,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fairflare.core.validation import as_cell
-from fairflare.data.readers.datalist import Files, Frame, file_of
-from fairflare.data.readers.geometry import NIFTI, Geometry, geometry_of, looks_like_image, slices_of, suffix_of
+from fairflare.data.readers.datalist import Files, file_of
+from fairflare.data.readers.geometry import NIFTI, Geometry, geometry_of, looks_like_image, pairs, slices_of, suffix_of
 from fairflare.data.readers.pictures import Reader
 from fairflare.data.readers.table_features import Feature, parsed, stacked
 from fairflare.data.readers.tables import read_columns
@@ -124,13 +125,22 @@ class Images:
     def __init__(self, size: int, channels: int, window: str = "") -> None:
         self.reader = Reader(size, channels, window=window)
 
-    def names(self, inputs: str) -> list[Path | Frame]:
-        """The images of a folder, by name; or one file. Of a file that holds several slices each one."""
-        place = Path(inputs)
-        found = sorted(path for path in place.rglob("*") if path.is_file() and looks_like_image(path))
-        return [one for path in (found if place.is_dir() else [place]) for one in slices_of(path)]
+    def named(self, inputs: str) -> dict[str, Files]:
+        """Name below ``inputs`` -> image of a folder, or the one file; of a file of several slices each one.
 
-    def tensor(self, files: Sequence[Path | Frame]) -> Tensor:
+        Masks that lie beside their images are no inputs.
+        """
+        place = Path(inputs)
+        below = sorted(path for path in place.rglob("*") if path.is_file() and looks_like_image(path))
+        files = {path.relative_to(place).as_posix(): path for path in below} if place.is_dir() else {place.name: place}
+        masks, found = {*pairs(list(files))[0].values()}, dict[str, Files]()
+        for name, path in files.items():
+            if name not in masks:
+                inside = slices_of(path)
+                found |= {f"{name}[{k}]": one for k, one in enumerate(inside)} if len(inside) > 1 else {name: path}
+        return found
+
+    def tensor(self, files: Sequence[Files]) -> Tensor:
         """float32 (N, channels, size, size) of 0 to 255."""
         return torch.stack([self.reader.image(path) for path in files]).float()
 
@@ -171,9 +181,10 @@ class Table:
 def _outputs(model: nn.Module, source: Any, inputs: str, batch: int) -> tuple[str, list[str], Tensor]:
     """Whether cases are files or rows, their names, and the model's outputs, float64 (N, ...)."""
     if isinstance(source, Images):
-        files = source.names(inputs)
+        named = source.named(inputs)
+        files = list(named.values())
         parts = [model(source.tensor(files[k : k + batch])) for k in range(0, len(files), batch)]
-        return "file", [path.name for path in files], torch.cat(parts).double()
+        return "file", list(named), torch.cat(parts).double()
     rows = source.tensor(inputs)
     found = torch.cat([model(part) for part in rows.split(1024)]).double()
     return "row", [str(k) for k in range(1, len(rows) + 1)], found
@@ -203,21 +214,23 @@ def segment(
     background: Sequence[int],
     threshold: float,
 ) -> None:
-    """Write a mask beside each image's name in ``output_dir``/masks, and ``predictions.csv``."""
-    table = []
-    for path in source.names(inputs):
-        place, stem = geometry_of(path), mask_stem(path.name)
+    """Write a mask of each image's name in ``output_dir``/masks, and ``predictions.csv``; a.png and a.jpg have two."""
+    table: dict[str, list[Any]] = {}
+    for name, path in source.named(inputs).items():
+        place, stem = geometry_of(path), mask_stem(name)
         if place is None:
-            raise ValueError(f"{path.name}: its size cannot be read")
+            raise ValueError(f"{name}: its size cannot be read")
         found = restored(model(source.tensor([path]))[0], place.height, place.width)
         suffix = ending(path, place)
-        mask = Path(output_dir) / "masks" / f"{stem}_mask{suffix}"
+        names = (f"masks/{stem}_mask{'' if k == 1 else k}{suffix}" for k in count(1))
+        own = next(one for one in names if one not in table)
+        mask = Path(output_dir) / own
         mask.parent.mkdir(parents=True, exist_ok=True)
         thresholds = [threshold] * len(values)
         write_mask(mask, pixel_values(found, thresholds, values, background, suffix == ".png"), path, place)
         shares = [float((p > threshold if threshold == 0.5 else p >= threshold).double().mean()) for p in found]
-        table.append([path.name, f"masks/{mask.name}", *shares])
-    _write(output_dir, ["file", "mask", *(f"share_{name}" for name in values)], table)
+        table[own] = [name, own, *shares]
+    _write(output_dir, ["file", "mask", *(f"share_{name}" for name in values)], [*table.values()])
 
 
 def _write(output_dir: str, header: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:

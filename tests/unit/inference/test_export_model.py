@@ -112,6 +112,10 @@ def test_a_segmentation_in_every_form(mask_run, mask_data, tmp_path, capsys):
     only.mkdir()
     for one in lists:
         (only / one["image"].rpartition("/")[2]).write_bytes((mask_data / one["image"]).read_bytes())
+    same = only / "of another patient" / lists[0]["image"].rpartition("/")[2]
+    same.parent.mkdir()
+    same.write_bytes((mask_data / lists[1]["image"]).read_bytes())
+    same.with_name(f"{same.stem}_mask.png").write_bytes((mask_data / lists[1]["label"]).read_bytes())
     opened = open_run(mask_run)
     inputs = opened.task.image_inputs()
     stored = torch.stack([inputs.reader.image(mask_data / one["image"]) for one in lists])
@@ -124,6 +128,9 @@ def test_a_segmentation_in_every_form(mask_run, mask_data, tmp_path, capsys):
     out = run_bundle(bundle, only, tmp_path / "out")
     code, _, err = call(capsys, "predict", mask_run, only, "--out", tmp_path / "p")
     assert code == 0, err
+    files = [{(row["file"], row["mask"]) for row in rows(place)} for place in (out, tmp_path / "p")]
+    assert files[0] == files[1] and len(files[0]) == len(lists) + 1
+    assert all((out / mask).is_file() for _, mask in files[0])
     dice = []
     for one in lists:
         name = one["image"].rpartition("/")[2].replace(".png", "_mask.png")
