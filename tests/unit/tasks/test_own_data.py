@@ -160,6 +160,21 @@ def test_broken_datalists_name_split_entry_and_cause(tmp_path):
         assert "\n" not in str(error.value)
 
 
+def test_a_number_in_a_list_is_a_classs_name_where_names_are_numbers(tmp_path):
+    Image.fromarray(np.zeros((8, 8), np.uint8)).save(tmp_path / "a.png")
+    entries = [{"image": "a.png", "label": label} for label in (0, 1, "1")]
+    (tmp_path / "x.json").write_text(json.dumps({"training": entries}))
+
+    def read(*classes):
+        return [
+            one.label for one in read_datalist(tmp_path / "x.json", tmp_path, masks=False, classes=classes)["train"]
+        ]
+
+    assert read("1", "0") == [1, 0, 0] and read("0", "1") == [0, 1, 1]
+    with pytest.raises(UserError, match=r"label: expected one of 1, 2, got 0"):
+        read("1", "2")
+
+
 @pytest.mark.parametrize(
     "change, message",
     [

@@ -183,13 +183,16 @@ def _item(
 
 
 def _class(given: Any, classes: Sequence[str], where: str) -> int:
-    """The place of the class that an entry names, by name or by number."""
-    if isinstance(given, str) and given in classes:
-        return classes.index(given)
-    if type(given) is not int or not 0 <= given < len(classes):
-        names = f" or one of {', '.join(classes)}"
-        known = names if len(names) <= LONGEST_NAMES else " or a class's name"
-        text = f"{where}: expected a whole number from 0 to {len(classes) - 1}{known}, got {shown(given)}"
+    """The place of the class that an entry names, by name or by number; a number that may be a name is one."""
+    name = str(given) if type(given) in (str, int) else ""
+    if name in classes:
+        return classes.index(name)
+    numbers = any(map(str.isdecimal, classes))
+    if type(given) is not int or not 0 <= given < len(classes) or numbers:
+        names = f"one of {', '.join(classes)}"
+        known = names if len(names) <= LONGEST_NAMES else "a class's name"
+        place = "" if numbers else f"a whole number from 0 to {len(classes) - 1} or "
+        text = f"{where}: expected {place}{known}, got {shown(given)}"
         raise DataError("label", text)
     return given
 
