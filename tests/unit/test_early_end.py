@@ -62,6 +62,29 @@ def test_an_error_ends_no_round_and_a_second_answer_counts_once():
     assert rule.late(ASKED, answers("a", "c", failed=["b"])) == ["d"]
 
 
+def test_an_answer_that_the_gate_rejects_by_itself_ends_no_round(tmp_path):
+    """One site that answers at once, with anything, must not have a round end before the others' answers."""
+    seen = {}
+
+    class Watched(InProcess):
+        def exchange(self, instructions):
+            came = list(super().exchange(instructions))
+            if next(iter(instructions.values())).task == "train":
+                bad = [
+                    dataclasses.replace(came[0], update={}),
+                    dataclasses.replace(came[0], round=99),
+                    dataclasses.replace(came[0], n_examples=10**9),
+                ]
+                seen.update({"good": [*map(federation.counts, came)], "bad": [*map(federation.counts, bad)]})
+                ending = Ending(EarlyEnd(1), list(instructions), Clock(), federation.counts)
+                assert not ending.is_reached(bad[:1]) and ending.is_reached([bad[0], came[1]])
+            yield from came
+
+    federation = make_federation(tmp_path, Watched(make_sites()), rounds=1)
+    federation.run(initial_model())
+    assert all(seen["good"]) and not any(seen["bad"]) and federation.counts(Answer("a"))
+
+
 def test_of_fewer_sites_than_that_all_are_waited_for():
     rule = EarlyEnd(3)
     assert not rule.is_met(["a", "b"], answers("a")) and rule.is_met(["a", "b"], answers("a", "b"))

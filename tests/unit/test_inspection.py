@@ -198,6 +198,25 @@ def test_a_configuration_that_sites_refuse_is_shown_with_the_reason(job, capsys)
     assert code == 0 and "refused: " in out
 
 
+@pytest.mark.parametrize("what", ["another app", "a folder", "another server", "an image"])
+def test_a_job_that_brings_more_than_the_two_apps_is_not_vouched_for(what, job, capsys):
+    meta = json.loads((job / "meta.json").read_text())
+    if what in ("another app", "a folder"):
+        shutil.copytree(job / APP, job / "app_evil")
+    if what == "another app":
+        meta["deploy_map"]["app_evil"] = [meta["deploy_map"][APP].pop()]
+    elif what == "another server":
+        meta["deploy_map"]["app_server"] = ["server", "north"]
+    elif what == "an image":
+        meta["resource_spec"] = {"north": {"docker": {"image": "of-somebody"}}}
+    (job / "meta.json").write_text(json.dumps(meta))
+    code, out, err = inspect(capsys, job)
+    if what == "an image":
+        assert code == 0 and "asks FLARE" in out and "of-somebody" in out
+    else:
+        assert code == 2 and not out and ("app_evil" in err or "app_server" in err) and err.count("\n") == 1
+
+
 @pytest.mark.parametrize("what", ["nothing", "a file", "an empty folder", "no apps", "no executor", "binary"])
 def test_what_is_no_job_is_one_line(what, job, capsys):
     path = job / APP / "config" / "config_fed_client.json"

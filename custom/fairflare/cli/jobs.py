@@ -187,10 +187,30 @@ def inspected(folder: Path, root: Path | None = None) -> dict[str, Any]:
     about = {"job": str(meta.get("name", "")), **{key: str(content.get(key, "")) for key in ("method", "task")}}
     code = {side: _code(apps[side]) for side in ("site", "server")}
     told = {"signed": _signature(folder, root), "policy": refusal or "accepted", "reads": list(_reads(config))}
+    sites = _deployed(folder, meta)
+    asks = {key: value for key, value in meta.items() if value and key not in (*PLAIN_META, *OF_FLARE)}
+    told |= {"asks": asks, "leaves": _leaves(config), "checked": dict(CHECKS)}
+    return {**about, "sites": sites, **code, **told}
+
+
+SERVER = "server"
+PLAIN_META = ("name", "deploy_map", "min_clients")
+"""What an export writes into meta.json."""
+OF_FLARE = ("job_id", "submit_time", "submit_time_iso", "submitter_name", "submitter_org", "submitter_role", "status")
+"""What FLARE adds to a job that it keeps."""
+MOST_ASKED = 300
+
+
+def _deployed(folder: Path, meta: Mapping[str, Any]) -> list[str]:
+    """The sites that get the site's app; UserError where anyone would get another app than what is inspected."""
     deployed = meta.get("deploy_map")
-    names = deployed.get(APPS["site"]) if isinstance(deployed, dict) else None
-    sites = [str(name) for name in names] if isinstance(names, list) else []
-    return {**about, "sites": sites, **code, **told, "leaves": _leaves(config), "checked": dict(CHECKS)}
+    named = deployed if isinstance(deployed, dict) else {}
+    if odd := sorted({*named, *(one.name for one in folder.iterdir() if one.is_dir())} - {*APPS.values()}):
+        raise UserError(f"{folder}: expected the apps {' and '.join(APPS.values())} alone, got {shown(odd[0])}")
+    if (server := named.get(APPS["server"])) not in (None, [SERVER]):
+        raise UserError(f"meta.json: deploy_map: {APPS['server']}: expected ['{SERVER}'], got {shown(server)}")
+    names = named.get(APPS["site"])
+    return [str(name) for name in names] if isinstance(names, list) else []
 
 
 def _run_of(app: Path) -> dict[str, Any]:
@@ -332,6 +352,8 @@ def lines(found: Mapping[str, Any]) -> Iterator[str]:
     else:
         yield from _wrapped("at a site", "no code: the site runs the package that it has installed")
     yield from _wrapped("signed", _signed_by(found["signed"]))
+    asks = json.dumps(found["asks"], ensure_ascii=True)[:MOST_ASKED]
+    yield from _wrapped("asks FLARE", *[f"{asks} (meta.json)"] * bool(found["asks"]))
     yield from _wrapped("site policy", f"{found['policy']} (without a policy file)")
     yield from _wrapped("is read", *found["reads"])
     yield from _wrapped("leaves", *(f"{one['name']}: {one['meaning']}" for one in found["leaves"]))

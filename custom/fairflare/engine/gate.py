@@ -195,6 +195,17 @@ class Gate:
         medians = norms.medians({site: beside[site] for site in kept})
         return Verdict(replies, checks.left_out(refused, kept), flags, {site: known[site] for site in kept}, medians)
 
+    def may_count(
+        self, models: Mapping[str, StateDict], round: int, declared: Mapping[str, int], answer: Answer
+    ) -> bool:
+        """Whether an answer passes all checks that need no other site's; ``models``: site -> what it was sent."""
+
+        def accept(one: Answer) -> object:
+            form = Form.of(self.shared(models[one.site]), self.trainable)
+            return self._accept(one, form, declared.get(one.site))
+
+        return bool(checks.first_good([answer], accept, round)[0])
+
     def implausible(self, total: StateDict, model: StateDict, history: norms.History | None = None) -> str:
         """Why a sum of updates cannot be one, in words; empty when it can: all that is seen with secure sums.
 

@@ -106,6 +106,10 @@ class Federation:
     configure: Callable[[], object] = dict
     horizon: int = 0
 
+    def __post_init__(self) -> None:
+        self.counts: Callable[[Answer], bool] = _any
+        """Whether an answer to the exchange under way may be accepted, for a transport that ends it early."""
+
     def run(self, initial: StateDict) -> StateDict:
         """Train from ``initial`` (or the folder's checkpoint) and return the final model.
 
@@ -365,7 +369,10 @@ class Federation:
         sent = {site: self._sent_to(site, standing, info) for site in selected}
         instructions = {site: Instruction("train", round, model, **sent[site]) for site, model in models.items()}
         invited = {site: Instruction("preflight", round, {}) for site in away}
+        if isinstance(self.aggregation, Plain):
+            self.counts = partial(self.gate.may_count, models, round.number, standing.declared)
         answered = list(self._traffic.exchange(instructions | invited))
+        self.counts = _any  # it holds the round's model
         answers = [answer for answer in answered if answer.site in instructions]
         statements, refused, standing = self._read_statements([a for a in answered if a.site in invited], standing)
         barred = turned_away(statements, refused)
@@ -473,6 +480,10 @@ class Federation:
         for observer in self.observers:
             observer.saw(entry)
         return entry
+
+
+def _any(answer: Answer) -> bool:
+    return True
 
 
 def _joined(of_rule: Mapping[str, T], of_trainer: Mapping[str, T]) -> dict[str, T]:

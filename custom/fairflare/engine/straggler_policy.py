@@ -76,15 +76,29 @@ class EarlyEnd:
 class Ending:
     """Whether one exchange is over; asked again and again while it lasts."""
 
-    def __init__(self, rule: EarlyEnd, asked: Collection[str], clock: Callable[[], float] = time.monotonic) -> None:
-        self._rule, self._asked, self._clock = rule, frozenset(asked), clock
+    def __init__(
+        self,
+        rule: EarlyEnd,
+        asked: Collection[str],
+        clock: Callable[[], float] = time.monotonic,
+        counts: Callable[[Answer], bool] = lambda answer: True,
+    ) -> None:
+        """``counts``: whether an answer may be accepted; one that may not must not end the round for others."""
+        self._rule, self._asked, self._clock, self._counts = rule, frozenset(asked), clock, counts
         self._since: float | None = None
+        self._good: list[Answer] = []
+        self._seen = 0
 
     def is_reached(self, answers: Sequence[Answer]) -> bool:
-        """True once every site has answered, or enough of them have and the grace time is over."""
+        """True once every site has answered, or enough of them have and the grace time is over.
+
+        ``answers``: all so far, in the order in which they came.
+        """
         if self._asked <= _heard(self._asked, answers):
             return True
-        if self._since is None and self._rule.is_met(self._asked, answers):
+        self._good += filter(self._counts, answers[self._seen :])
+        self._seen = len(answers)
+        if self._since is None and self._rule.is_met(self._asked, self._good):
             self._since = self._clock()
         return self._since is not None and self._clock() - self._since >= self._rule.grace
 

@@ -111,6 +111,7 @@ class FairController(ModelController):
         self._until_end = contextlib.ExitStack()
         self._task_timeout = 0  # FLARE waits for ever; the checked configuration says for how long
         self._early_end = EarlyEnd()
+        self._counts: Callable[[Answer], bool] = lambda answer: True
         self._begun = False
         self._at = "start"
         self._heard: dict[str, float] = {}
@@ -195,6 +196,7 @@ class FairController(ModelController):
             initial = [parts.model]
             del parts  # the loop lets go of the initial model once there is another one
             federation_loop.header = {**federation_loop.header, "federation": federation}
+            self._counts = lambda answer: federation_loop.counts(answer)
             federation_loop.signer = log_signer(self.fl_ctx, OF_SERVER)
             federation_loop.run(initial.pop())
             countersign = federation_loop.countersign
@@ -240,7 +242,7 @@ class FairController(ModelController):
         inviting = 0 < len(awaited) < len(instructions)
         rules = [self._early_end.of(one.task, one.round.total) for one in instructions.values()]
         rule = next((rule for rule in rules if rule.min_responses is not None), EarlyEnd())
-        ending = Ending(rule, awaited, time.monotonic)
+        ending = Ending(rule, awaited, time.monotonic, self._counts)
         may_end = inviting or rule.min_responses is not None
         for instruction, targets in _groups(instructions):
             if instruction.task != INVITATION:

@@ -309,10 +309,10 @@ def read_again(
 def _laid_out(path: Path, reading: Mapping[str, Sequence[str]], wanted: Sequence[str]) -> dict[str, list[str]]:
     """A table's columns: of a plain one, or as ``init`` was told to find them, whichever has more of those wanted."""
     excel = path.suffix.lower() in WORKBOOKS
-    told = {key: value for key in LAYOUT for value in reading.get(key, ()) if excel or key == "header"}
+    told: dict[str, Any] = {key: value for key in LAYOUT for value in reading.get(key, ()) if excel or key == "header"}
     ways: list[Callable[[], dict[str, list[str]]]] = [lambda: read_columns(path)]
     ways += [lambda: read_laid_out(path, Choices(**told))[0]] * bool(told)
-    found, refused = [], []
+    found, refused = list[dict[str, list[str]]](), list[UserError]()
     for way in ways:
         try:
             found.append(way())
