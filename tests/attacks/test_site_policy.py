@@ -3,6 +3,7 @@
 
 import copy
 import json
+import re
 import shutil
 import sys
 
@@ -314,6 +315,33 @@ def test_one_configuration_is_what_flare_finds(site):
     assert "expected one config_fed_client.json" in site.ask(app)
     (app / "config" / "config_fed_client.json").symlink_to("real.json")
     assert "expected one config_fed_client.json" in site.ask(app)
+
+
+def test_a_site_that_lists_thresholds_takes_none_that_follow_from_a_jobs_alpha():
+    rules = Policy(thresholds=[0.5])
+    for values, told in (({"loss": "sets"}, ""), ({"loss": "missed"}, "after.loss: expected sets")):
+        config = make_config(
+            "fedavg", "support2", values={"after": "conformal", **{f"after.{k}": v for k, v in values.items()}}
+        )
+        try:
+            rules.check(config)
+            assert not told
+        except UserError as error:
+            assert told and told in str(error)
+
+
+@each("place", ["task_result_filters", "filters", "executors"])
+def test_a_key_that_flare_follows_into_what_was_checked_is_refused(site, place):
+    app = site.app()
+    path = app / "config" / "config_fed_client.json"
+    content = json.loads(path.read_text())
+    other = {"path": "nvflare.app_common.filters.svt_privacy.SVTPrivacy", "args": {}}
+    chain = content["task_result_filters"][0]
+    {"task_result_filters": chain, "filters": chain["filters"][-1], "executors": content["executors"][0]}[place][
+        "filters.#9"
+    ] = other
+    path.write_text(json.dumps(content))
+    assert re.search("expected (the keys|plain names)", site.ask(app))
 
 
 RULES = [

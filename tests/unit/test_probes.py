@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from cases import each
-from fairflare.core.types import Batch, LocalWork, Outline, Round
+from fairflare.core.types import Batch, LocalWork, Offer, Outline, Round
 from fairflare.functional.blocks import layers_of
 from fairflare.networks import builtin as networks
 from fairflare.probes.cka import LayerSimilarity, last_encoder
@@ -106,6 +106,24 @@ def test_local_error_tells_both():
         work(received_metrics={"auc": 0.5}, evaluate=lambda split: {"auc": 0.75}, headline="auc")
     )
     assert found == {"received_error": 0.5, "trained_error": 0.25}
+
+
+def test_an_error_is_larger_where_a_model_is_worse_whatever_the_metric():
+    """A metric of which less is better is an error itself; one without a bound has no complement."""
+    metrics = {"rmse": 7.0, "r2": 0.25, "deviance": 40.0, "integrated_brier": 0.2, "harrell_c": 0.7}
+    offer = Offer("task", tuple(metrics), "rmse", (), False)
+    for metric, headline, error in (
+        ("headline", "harrell_c", 0.3),
+        ("integrated_brier", "harrell_c", 0.2),
+        ("headline", "rmse", 0.75),
+        ("headline", "deviance", 0.75),
+    ):
+        probe = LocalError(score_metric=metric)
+        found = probe.measure(work(received_metrics={}, evaluate=lambda split: metrics, headline=headline))
+        assert found == {"trained_error": pytest.approx(error)}, (metric, headline)
+        assert not probe.missing(dataclasses.replace(offer, headline=headline))
+    assert "expected a metric of at most 1, got rmse" in LocalError(score_metric="rmse").missing(offer)
+    assert "has no metric 'r2'" in LocalError().missing(dataclasses.replace(offer, metrics=("rmse",)))
 
 
 def test_layers():

@@ -186,10 +186,10 @@ def inspected(folder: Path, root: Path | None = None) -> dict[str, Any]:
     config, refusal = _config(content, apps["site"])
     about = {"job": str(meta.get("name", "")), **{key: str(content.get(key, "")) for key in ("method", "task")}}
     code = {side: _code(apps[side]) for side in ("site", "server")}
-    told = {"signed": _signature(folder, root), "policy": refusal or "accepted", "reads": list(_reads(config))}
+    told: dict[str, Any] = {"signed": _signature(folder, root), "policy": refusal or "accepted"}
     sites = _deployed(folder, meta)
     asks = {key: value for key, value in meta.items() if value and key not in (*PLAIN_META, *OF_FLARE)}
-    told |= {"asks": asks, "leaves": _leaves(config), "checked": dict(CHECKS)}
+    told |= {"reads": [*_reads(config)], "asks": asks, "leaves": _leaves(config), "checked": dict(CHECKS)}
     return {**about, "sites": sites, **code, **told}
 
 

@@ -19,7 +19,7 @@ import os
 import re
 import sys
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from importlib.metadata import packages_distributions
 from pathlib import Path
 from typing import Annotated, Any
@@ -139,6 +139,10 @@ class Policy:
             if chosen is not None and self.thresholds is not None and chosen not in self.thresholds:
                 known = ", ".join(f"{value:g}" for value in self.thresholds) or "none"
                 raise UserError(f"threshold: expected one of {known}, got {chosen}")
+        missed = task.kind.has_classes and getattr(config.after_step, "loss", "") == "missed"
+        if self.thresholds is not None and missed:
+            # Its thresholds follow from alpha, which is any number.
+            raise UserError("after.loss: expected sets, for this site lists its thresholds, got missed")
 
 
 def after_spending(policy: Policy, state: Path, config: RunConfig) -> Policy:
@@ -300,7 +304,7 @@ def _executor(content: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
     """The configuration that the one executor gets, and the tasks that it does."""
     executors = _as_list("executors", content.get("executors"))
     expect("executors", len(executors) == 1, f"one, {EXECUTOR}", len(executors))
-    entry = _as_object("executors", executors[0])
+    entry = _plain("executors", executors[0], ("tasks", "executor"))
     component = _as_object("executor", entry.get("executor"))
     config = _config_of(component, EXECUTOR, "executor")
     names = _as_list("executors: tasks", entry.get("tasks"))
@@ -312,7 +316,9 @@ def _check_filters(content: Mapping[str, Any], names: list[str]) -> None:
     """Raise unless every task's answer passes the egress filter last."""
     last: dict[str, list[Any]] = {name: [] for name in names}
     for entry in _as_list("task_result_filters", content.get("task_result_filters")):
-        chain = _as_object("task_result_filters", entry)
+        chain = _plain("task_result_filters", entry, ("tasks", "filters", "direction"))
+        for key in (key for one in _as_list("filters", chain.get("filters")) for key in _as_object("filters", one)):
+            expect("task_result_filters: filters", TOP.fullmatch(key) is not None, "plain names as keys", key)
         filters = _as_list("task_result_filters: filters", chain.get("filters"))
         covered = _as_list("task_result_filters: tasks", chain.get("tasks"))
         if chain.get("direction") in OUT:
@@ -322,6 +328,13 @@ def _check_filters(content: Mapping[str, Any], names: list[str]) -> None:
         expect(f"task_result_filters: {name}", len(found) == 1, f"one chain that ends with {EGRESS}", len(found))
         last_one = _as_object("task_result_filters", found[0])
         expect(f"task_result_filters: {name}: last", last_one.get("path") == EGRESS, EGRESS, last_one.get("path"))
+
+
+def _plain(where: str, value: Any, keys: Collection[str]) -> dict[str, Any]:
+    """An object of these keys alone: FLARE follows others, as ``filters.#9``, into what was checked."""
+    found = _as_object(where, value)
+    expect(where, set(found) <= {*keys}, f"the keys {', '.join(keys)}", sorted(found))
+    return found
 
 
 def _config_of(component: dict[str, Any], expected: str, where: str) -> dict[str, Any]:

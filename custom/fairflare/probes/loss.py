@@ -18,6 +18,7 @@ from typing import ClassVar, Literal
 import torch
 
 from fairflare.core.execution import no_grad
+from fairflare.core.metric import named
 from fairflare.core.registry import probe
 from fairflare.core.types import LARGEST_LOSS, Cost, LocalWork, Need, Number, Offer, SplitName
 from fairflare.core.validation import Few
@@ -69,24 +70,42 @@ FEWEST = 4
 
 @dataclass(frozen=True)
 class ErrorProbe(Probe):
-    """Measures 1 - metric on the site's validation split, of one model or another.
+    """Measures an error in [0, 1] on the site's validation split, of one model or another.
+
+    It is 1 - metric, or the metric itself where less is better.
 
     Args:
-        score_metric: the task's metric, a share of 1, whose complement is the error; "headline" is the task's own.
+        score_metric: the task's metric, at most 1; "headline" is the task's own or, where that has no bound, R2.
     """
 
     cost: ClassVar[Cost] = Cost()
     score_metric: str = "headline"
 
     def missing(self, offer: Offer) -> str:
-        if self.score_metric in ("headline", *offer.metrics):
-            return ""
-        return f"score_metric: the task has no metric {self.score_metric!r}; it has: {', '.join(offer.metrics)}"
+        name = self._metric(offer.headline)
+        if name not in (offer.headline, *offer.metrics):
+            return f"score_metric: the task has no metric {name!r}; it has: {', '.join(offer.metrics)}"
+        return "" if _is_bounded(name) else f"score_metric: expected a metric of at most 1, got {name}"
+
+    def _metric(self, headline: str) -> str:
+        own = self.score_metric == "headline"
+        return R2 if own and not _is_bounded(headline) else headline if own else self.score_metric
 
     def error_of(self, metrics: Mapping[str, float], work: LocalWork, name: str) -> dict[str, float]:
-        """{name: 1 - metric}, or nothing where the metric is not defined."""
-        score = metrics.get(work.headline if self.score_metric == "headline" else self.score_metric)
-        return {} if score is None else {name: min(max(1.0 - score, 0.0), 1.0)}
+        """{name: error}, or nothing where the metric is not defined."""
+        metric = named(self._metric(work.headline))
+        if (score := metrics.get(metric.name)) is None:
+            return {}
+        return {name: min(max(1.0 - score if metric.higher_is_better else score, 0.0), 1.0)}
+
+
+R2 = "r2"
+
+
+def _is_bounded(name: str) -> bool:
+    """Whether the metric's best value is 1, or 0 of at most 1."""
+    metric = named(name)
+    return metric.high == 1.0 and (metric.higher_is_better or metric.low == 0.0)
 
 
 @probe("leave-one-out")

@@ -67,6 +67,7 @@ MAE = error(
 )
 R2 = free(
     "r2",
+    high=1.0,
     label="R2 within the site",
     meaning="the share of the variance within the site that is predicted; 1 is perfect, 0 the site's own mean",
     needs=DIFFERENT,

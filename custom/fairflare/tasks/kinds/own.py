@@ -22,8 +22,13 @@ from fairflare.tasks.base import Task, expect, expect_choices
 from fairflare.tasks.kinds.classes import GRADES
 
 MOST_CLASSES = 1000
-PATIENT = re.compile(r"((patient|subject|case)[ _-]?)?(id|name)|patient|subject|mrn", re.IGNORECASE)
-"""Columns that name patients: one as a feature or a group of its own would tell whether a certain person is there."""
+PATIENT = re.compile(
+    r"((patient|subject|case|record|person|hospital|medical|study)[ _-]?)?(id|name)|patient|subject|pid|ssn"
+    r"|(patient(en)?|subject|case|fall|nhs|mrn|record|insurance|social[ _-]security)[ _-]?(number|no|nr|nummer|code)"
+    r"|mrn|(sur|last|first|family|given)[ _-]?name|(vor|nach)name|fiscal[ _-]code",
+    re.IGNORECASE,
+)
+"""Names of columns that name patients, whose values as features or groups would tell whether somebody is there."""
 
 
 class OwnData(Task):
