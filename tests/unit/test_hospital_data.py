@@ -376,6 +376,15 @@ def test_slices_that_run_along_other_axes_are_said(tmp_path):
     assert any(note.startswith("axes RAS of A/0.nii (A), PSR of B/8.nii (B): slices are read") for note in notes)
 
 
+def test_one_slices_mask_is_not_that_of_a_volume(tmp_path):
+    for k in range(6):
+        image, mask, affine = ball(np.random.default_rng(k), (20, 18, 15))
+        write_volume(tmp_path / f"{k}.nii", image, affine)
+        write_volume(tmp_path / f"{k}_mask.nii", mask[..., 7:8], affine)
+    with pytest.raises(UserError, match="init: 0_mask.nii: expected 15 slices as of 0.nii, got 1"):
+        look(tmp_path, Choices(slices=5))
+
+
 @pytest.mark.parametrize("form", ["table", "list"])
 def test_a_column_that_tells_the_class_of_images_is_said(form, tmp_path):
     drawn, rows = hospital_folders.Drawn(), []

@@ -304,7 +304,8 @@ def with_slices(files: Files, found: Found, chosen: Choices) -> Found:
     """``found`` with every ``chosen.slices``-th slice of each volume or multi-frame file, which stay one patient's.
 
     Raises:
-        UserError: there are such files and the user has not said how many slices to take; or a header cannot be read.
+        UserError: there are such files and the user has not said how many slices to take; a mask has other slices; or
+            a header cannot be read.
     """
     whole = (MASKED_VOLUMES if found.form.masks else VOLUMES).name
     if odd := next((one.image for one in found.examples if contrasts_of(files.root, one) > len(one.contrasts) + 1), ""):
@@ -326,6 +327,9 @@ def with_slices(files: Files, found: Found, chosen: Choices) -> Found:
         raise UserError(f"init: {text}; {how}")
     several: list[Example] = []
     for one, n in zip(found.examples, held, strict=True):
+        beside = n > 1 and found.form.masks and one.label not in found.masks
+        if beside and (of_mask := slices_of(files.root, one.label)) != n:
+            raise UserError(f"init: {one.label}: expected {n} slices as of {one.image}, got {of_mask}")
         several += [one] if n == 1 else [replace(one, frame=k) for k in range(step // 2, n, step)]
     every = "every slice" if step == 1 else f"every slice number {step}"
     note = f"{len(volumes)} volumes: {every} is an image with the volume's label"

@@ -13,7 +13,7 @@ from fairflare.cli.main import main
 from fairflare.cli.preflight import Question, between, check, check_site
 from fairflare.core.errors import DataError, UserError
 from fairflare.core.findings import CODES, Finding, accepted_codes, merged
-from fairflare.data.readers.datalist import Frame, Item, read_datalist
+from fairflare.data.readers.datalist import Contrasts, Frame, Item, read_datalist
 from fairflare.data.readers.pictures import Reader
 from fairflare.engine.audit import verify
 from fairflare.engine.setup import tasks
@@ -118,6 +118,37 @@ def test_a_slices_mask_lies_on_its_pixels(tmp_path):
             assert Reader(16, 1, {"lesion": (1,)})(item)[1].shape == (1, 16, 16) and fits
         except DataError as error:
             assert "turned, of other spacing, elsewhere or nowhere" in str(error) and not fits
+
+
+def test_a_volumes_mask_lies_on_its_slices(tmp_path):
+    """Of the same slices in the same order, also where only the normal tells; so do contrasts."""
+    import nibabel
+
+    def written(name, affine, slices=8):
+        nibabel.save(nibabel.Nifti1Image(np.eye(20, dtype=np.uint8)[..., None].repeat(slices, -1), affine), name)
+        return name
+
+    plain, turned = np.diag([1.0, 1, 3, 1]), np.diag([1.0, 1, -3, 1])
+    below, thin, near = plain.copy(), np.diag([1.0, 1, 1.2, 1]), plain.copy()
+    turned[2, 3], below[2, 3], near[2, 3] = 21, -300, 1
+    image, reader = written(tmp_path / "x.nii", plain), Reader(20, 1, {"lesion": (1,)})
+    for k, (affine, slices, said) in enumerate(
+        [(plain, 8, ""), (near, 8, ""), (plain, 9, "expected a mask of 8 slices, got 9")]
+        + [(one, 8, "turned, of other spacing, elsewhere") for one in (turned, below, thin)]
+    ):
+        other = written(tmp_path / f"{k}.nii", affine, slices)
+        pair = Contrasts((Frame(image, 3), Frame(other, 3)))
+        if not said:
+            assert reader(Item(Frame(image, 3), other))[1].sum() == 20
+            assert Reader(20, 2, {"lesion": (1,)})(Item(pair, other))[0].shape == (2, 20, 20)
+            continue
+        with pytest.raises(DataError, match=said):
+            reader(Item(Frame(image, 3), other))
+        with pytest.raises(DataError, match="contrasts on the same pixels"):
+            Reader(20, 2).image(pair)
+    apart = [written(tmp_path / f"{k}.nii", affine, 1) for k, affine in enumerate((plain, below))]
+    with pytest.raises(DataError, match="turned, of other spacing, elsewhere"):
+        reader(Item(*apart))
 
 
 BREAKS = {

@@ -127,7 +127,8 @@ def _contrasts(source: Contrasts, window: str) -> Stored:
     """Each contrast scaled by itself, colours as grey; DataError "shape" where they do not lie on the same pixels."""
     found = [read_slice(one, window).scaled(window).mean(0, keepdims=True) for one in source.parts]
     for one, pixels in zip(source.parts, found, strict=True):
-        if pixels.shape != found[0].shape or _lies_elsewhere(source.parts[0], one):
+        other = pixels.shape != found[0].shape or _slices(one) != _slices(source.parts[0])
+        if other or _lies_elsewhere(source.parts[0], one):
             shapes = " and ".join("x".join(map(str, part.shape[1:])) for part in (found[0], pixels))
             text = f"expected contrasts on the same pixels, got {shapes}, turned or elsewhere"
             raise DataError("shape", f"{source.name} and {one.name}: {text}")
@@ -165,24 +166,41 @@ def _natural(pixels: np.ndarray) -> Stored:
 
 
 def _lies_elsewhere(image: Source, mask: Source) -> bool:
-    """Whether both headers say where pixels lie, and in the slice's plane not in the same place: such a mask is read
-    without an error, mirrored or beside what it shows."""
+    """Whether both headers say where pixels lie, and not in the same place: such a mask is read without an error,
+    mirrored or beside what it shows."""
     found = [None if isinstance(one, np.ndarray) else geometry_of(one) for one in (image, mask)]
     a, b = (None if one is None or not one.placed else one.affine for one in found)
     if a is None or b is None:
         return False
-    if min(np.linalg.matrix_rank(np.nan_to_num(one[:3, :2])) for one in (a, b)) < 2:
+    if not np.isfinite([a, b]).all() or min(np.linalg.matrix_rank(one[:3, :2]) for one in (a, b)) < 2:
         return True  # all pixels on a line, or in one point
-    edges, moved = (a - b)[:3, :2], np.linalg.pinv(a[:3, :2]) @ (a - b)[:3, 3]
-    alone = isinstance(image, Frame) and not isinstance(mask, Frame)  # cut from a volume: its place may be the volume's
+    normal = np.cross(a[:3, 0], a[:3, 1])
+    normal /= np.linalg.norm(normal)
+    steps = np.column_stack((a[:3, :2], normal * (abs(normal @ a[:3, 2]) or 1)))
+    moved = np.linalg.solve(steps, (a - b)[:3, 3])
+    stacks = [isinstance(_first(one), Frame) for one in (image, mask)]
+    edges = (a - b)[:3, : 3 if all(stacks) else 2]
+    alone = stacks == [True, False]  # cut from a volume: its place may be the volume's
     return bool(np.abs(edges).max() > ALIKE or (np.abs(moved).max() > HALF and not alone))
 
 
+def _first(source: Source) -> Path | Frame | np.ndarray:
+    return source.parts[0] if isinstance(source, Contrasts) else source
+
+
+def _slices(source: Source) -> int:
+    """Of the volume that a slice is from; 1 of a file with no other."""
+    return frames(source.path) if isinstance(source, Frame) else 1
+
+
 def _mask_of(image: Source, label: Path | np.ndarray) -> Source:
-    """Where the mask of an image is: at the same slice of a file of several."""
-    if isinstance(image, Frame) and isinstance(label, Path) and frames(label) > 1:
-        return Frame(label, image.number)
-    return label
+    """Where the mask of an image is: at the same slice of a file of several; DataError "shape": it has others."""
+    first = _first(image)
+    if not isinstance(first, Frame) or not isinstance(label, Path) or (n := frames(label)) == 1:
+        return label
+    if n != _slices(first):
+        raise DataError("shape", f"{first.name}: expected a mask of {_slices(first)} slices, got {n}")
+    return Frame(label, first.number)
 
 
 def name_of(source: Source) -> str:
