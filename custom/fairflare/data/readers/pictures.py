@@ -138,7 +138,7 @@ def _contrasts(source: Contrasts, window: str) -> Stored:
 def _picture_of(path: Path, mask: bool, page: int) -> Stored:
     """A PNG, a JPEG or a page of a TIFF, upright as its EXIF says.
 
-    A palette's numbers are colours, but in a mask its structures.
+    A palette's numbers are colours, but in a mask its structures; where all are greys, in whatever order, these are.
     """
     from PIL import Image, ImageOps
 
@@ -151,6 +151,8 @@ def _picture_of(path: Path, mask: bool, page: int) -> Stored:
                 found = ImageOps.exif_transpose(file)
             if mode in COLOURED and not mask:
                 found = found.convert("RGB")
+            elif mode == "P" and not np.diff(np.reshape(found.getpalette() or [], (-1, 3))).any():
+                found = found.convert("L")
             pixels = np.moveaxis(np.atleast_3d(np.asarray(found, dtype=np.float32)), -1, 0)
     except DataError:
         raise
