@@ -84,6 +84,18 @@ def test_a_copy_in_monochrome1_is_the_same_tensor(tmp_path, window, signed):
     assert torch.equal(READER.image(tmp_path / "3.dcm"), READER.image(tmp_path / "4.dcm"))
 
 
+def test_a_table_of_the_modality_is_applied_before_monochrome1_is_turned_round(tmp_path):
+    grey = np.arange(256, dtype=np.uint8).reshape(16, 16)
+    density = (np.log1p(np.arange(256)) / np.log(256) * 4000 + 95).round().astype(np.uint16)
+    table = Dataset()
+    table.LUTDescriptor, table.ModalityLUTType, table.LUTData = [256, 0, 16], "OD", density.tobytes()
+    table["LUTDescriptor"].VR, table["LUTData"].VR = "US", "OW"
+    for photometric, expected in (("MONOCHROME2", density), ("MONOCHROME1", 4190 - density)):
+        more = {"modality": "DX", "photometric": photometric, "ModalityLUTSequence": [table]}
+        path = write(tmp_path / f"{photometric}.dcm", grey, **more)
+        assert np.array_equal(stored(path, mask=False)[0], expected[grey])
+
+
 def test_every_radiograph_of_a_mixed_archive_has_its_disc_bright(tmp_path):
     kinds = set()
     for name in dicom_sets.mixed_monochrome(tmp_path):

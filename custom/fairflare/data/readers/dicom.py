@@ -114,9 +114,15 @@ def _slice(path: Path, found: Any, k: int, windowed: bool, mask: bool) -> stored
     if windowed and not mask:
         shown = _shown(found, k, pixels)
         return stored.Stored(stored.finite(path, 255 - shown if inverted else shown)[None], natural=True)
-    if inverted:
+    table = found.ModalityLUTSequence[0] if found.get("ModalityLUTSequence") else None
+    if inverted and not table:
         pixels = (-1 if found.PixelRepresentation else 2 ** int(found.BitsStored) - 1) - pixels
-    return stored.Stored(stored.finite(path, _rescaled(found, k, pixels))[None], hounsfield=hounsfield)
+    values = _rescaled(found, k, pixels)
+    if inverted and table:  # which is of pixels as stored, so that what it gives is turned round, within its range
+        n, first, _ = table.LUTDescriptor
+        held = _rescaled(found, k, first + np.arange(n or 2**16))
+        values = held.max() + held.min() - values
+    return stored.Stored(stored.finite(path, values)[None], hounsfield=hounsfield)
 
 
 def _unpadded(found: Any, pixels: np.ndarray, darkest: Callable[[np.ndarray], Any]) -> np.ndarray:
