@@ -24,7 +24,7 @@ from cases import each
 from command_line import call
 from dicom_sets import dataset, save
 from fairflare.core.errors import DataError, UserError
-from fairflare.data.readers.datalist import Contrasts
+from fairflare.data.readers.datalist import Contrasts, Frame, Item
 from fairflare.data.readers.pictures import Reader
 from fairflare.data.site_config import SiteConfig, read_site_config
 from fairflare.engine.setup import tasks
@@ -383,6 +383,29 @@ def test_one_slices_mask_is_not_that_of_a_volume(tmp_path):
         write_volume(tmp_path / f"{k}_mask.nii", mask[..., 7:8], affine)
     with pytest.raises(UserError, match="init: 0_mask.nii: expected 15 slices as of 0.nii, got 1"):
         look(tmp_path, Choices(slices=5))
+
+
+def test_each_frame_of_an_image_has_the_mask_that_names_it(tmp_path, capsys):
+    """And those that none names have an empty one."""
+    masks = np.zeros((4, 16, 16), np.uint8)
+    masks[1, :4], masks[3, 12:] = 1, 2
+    for p in range(6):
+        image = dataset(masks + np.uint8(p), f"P{p}", modality="US", NumberOfFrames=4)
+        found = dicom_sets.segmentation([image] * 4, masks, ["liver", "tumour"])
+        for number, group in zip((2, 4), found.PerFrameFunctionalGroupsSequence):
+            group.DerivationImageSequence[0].SourceImageSequence[0].ReferencedFrameNumber = number
+        save(tmp_path / f"{p}.dcm", image)
+        save(tmp_path / f"{p}_seg.dcm", found)
+    assert call(capsys, "init", tmp_path, "--slices", "1", "--yes")[0] == 0
+    entries, reader = [*written(tmp_path)], Reader(16, 1, {"liver": (1,), "tumour": (2,)})
+    assert len(entries) == 24
+    for _, _, name, frame, mask, _ in entries:
+        item = Item(Frame(tmp_path / name, frame), tmp_path / mask)
+        assert np.array_equal(reader(item)[1], [masks[frame] == 1, masks[frame] == 2])
+    del group.DerivationImageSequence[0].SourceImageSequence[0].ReferencedFrameNumber
+    save(tmp_path / f"{p}_seg.dcm", found)
+    with pytest.raises(UserError, match="5_seg.dcm: expected one frame of 4 as the source of each mask, got 'None'"):
+        look(tmp_path, Choices(slices=1))
 
 
 @pytest.mark.parametrize("form", ["table", "list"])
