@@ -19,7 +19,7 @@ PACKAGES = {
     "cli": 3_100,
     "client": 70,
     "core": 4_210,
-    "data": 4_420,
+    "data": 4_430,
     "datasets": 1_020,
     "decision": 2_270,
     "engine": 12_020,
@@ -41,8 +41,8 @@ PACKAGES = {
 }
 """Package or module of ``custom/fairflare`` -> the most lines that its Python files may have."""
 FOLDERS = {
-    "custom": (71_490, 35_610),
-    "tests": (62_990, None),
+    "custom": (71_500, 35_620),
+    "tests": (63_010, None),
     "lab/fairflare_lab": (14_280, None),
     "lab/tests": (11_160, None),
 }

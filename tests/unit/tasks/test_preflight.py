@@ -151,6 +151,25 @@ def test_a_volumes_mask_lies_on_its_slices(tmp_path):
         reader(Item(*apart))
 
 
+@pytest.mark.parametrize("affine", [np.eye(4), None])
+def test_a_picture_is_no_mask_of_nifti(affine, tmp_path):
+    """Whose columns come first, so that one of the two is read transposed."""
+    import nibabel
+
+    pixels = np.eye(20, dtype=np.uint8)
+    save(tmp_path / "x.png", pixels)
+    nibabel.save(nibabel.Nifti1Image(pixels[..., None], affine), tmp_path / "x.nii")
+    paths, reader = (tmp_path / "x.png", tmp_path / "x.nii"), Reader(20, 1, {"lesion": (1,)})
+    for pair in (paths, paths[::-1]):
+        with pytest.raises(DataError, match="NRRD store columns first: save both in one format") as caught:
+            reader(Item(*pair))
+        assert caught.value.code == "shape"
+        with pytest.raises(DataError, match="contrasts on the same pixels"):
+            Reader(20, 2).image(Contrasts(pair))
+    for path in paths:
+        assert reader(Item(path, path))[1].sum() == 20
+
+
 BREAKS = {
     "json": (lambda folder, lists: "{", ("error", "datalist", "", 1)),
     "few": (lambda folder, lists: {**lists, "training": lists["training"][:1]}, ("error", "few_examples", "train", 1)),

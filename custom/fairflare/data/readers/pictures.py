@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 from fairflare.core.errors import DataError
 from fairflare.data.readers import dicom, nifti
-from fairflare.data.readers.datalist import Contrasts, Files, Frame, Item, Source
+from fairflare.data.readers.datalist import Contrasts, Files, Frame, Item, Source, file_of
 from fairflare.data.readers.geometry import Geometry, form_of, frames, geometry_of
 from fairflare.data.readers.limits import check
 from fairflare.data.readers.stored import Stored, chosen_frame, finite, unreadable
@@ -71,6 +71,8 @@ class Reader:
             raise DataError("shape", f"{name}: {image_shape} pixels, its mask has {mask_shape}")
         if _lies_elsewhere(item.image, source):
             how = "by their headers it is turned, of other spacing, elsewhere or nowhere"
+            if _is_nifti(item.image) != _is_nifti(source):
+                how += "; NIfTI and NRRD store columns first: save both in one format"
             raise DataError("shape", f"{name}: expected a mask on its image's pixels, {how}")
         return image, self._mask(mask, name_of(item.label))
 
@@ -168,12 +170,14 @@ def _natural(pixels: np.ndarray) -> Stored:
 
 
 def _lies_elsewhere(image: Source, mask: Source) -> bool:
-    """Whether both headers say where pixels lie, and not in the same place: such a mask is read without an error,
-    mirrored or beside what it shows."""
-    found = [None if isinstance(one, np.ndarray) else geometry_of(one) for one in (image, mask)]
+    """Whether both headers say where pixels lie, and not in the same place, or the formats differ in the axes' order:
+    such a mask is read without an error, mirrored or beside what it shows."""
+    if isinstance(image, np.ndarray) or isinstance(mask, np.ndarray):
+        return False
+    found = [geometry_of(one) for one in (image, mask)]
     a, b = (None if one is None or not one.placed else one.affine for one in found)
     if a is None or b is None:
-        return False
+        return None not in found and _is_nifti(image) != _is_nifti(mask)  # transposed, and nothing that says it
     if not np.isfinite([a, b]).all() or min(np.linalg.matrix_rank(one[:3, :2]) for one in (a, b)) < 2:
         return True  # all pixels on a line, or in one point
     normal = np.cross(a[:3, 0], a[:3, 1])
@@ -188,6 +192,10 @@ def _lies_elsewhere(image: Source, mask: Source) -> bool:
 
 def _first(source: Source) -> Path | Frame | np.ndarray:
     return source.parts[0] if isinstance(source, Contrasts) else source
+
+
+def _is_nifti(source: Source) -> bool:
+    return not isinstance(source, np.ndarray) and form_of(file_of(source)) == "nifti"
 
 
 def _slices(source: Source) -> int:
