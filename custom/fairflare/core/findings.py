@@ -36,6 +36,7 @@ CODES = {
     "levels": "most values of a category are unknown to the federation",
     "link_outside": "a symbolic link leads out of the data root",
     "mask_share": "the masks fill most of the images, or nothing",
+    "mask_cut": "masks reach beyond the grid of the volumes",
     "mask_values": "a mask has pixel values of no structure",
     "missing_file": "a file that the datalist names is not there",
     "missing_key": "an entry of the datalist lacks a key",

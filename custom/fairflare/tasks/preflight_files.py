@@ -55,6 +55,10 @@ def of_files(splits: Mapping[str, FileSplit], tell: Callable[[int, int], None]) 
     for name, split in splits.items():
         yield from _summed(name, split.errors(told))
         before += len(split)
+        loses = getattr(split.reader, "loses", lambda item: False)
+        if cut := [row for row in split.seen if loses(split.items[row])]:
+            text = f"{len(cut)} masks reach beyond the grid of the volumes, and count without what lies there"
+            yield Finding("warning", "mask_cut", name, len(cut), f"{text}, e.g. {split.items[cut[0]].label.name}")
     yield from _of_copies(splits)
     shares = [share for split in splits.values() for _, share in split.seen.values() if share == share]
     if (usual := fmean(shares or [FULL])) > FULL or not usual:

@@ -10,12 +10,14 @@ import torch
 from cases import each
 from fairflare.core.errors import DataError, UserError
 from fairflare.data.readers.datalist import Frame, Item
+from fairflare.data.readers.files import FileSplit
 from fairflare.data.readers.looks import volume_looked_at
 from fairflare.data.readers.volumes import MOST, VolumeData, VolumeReader, patch_of, read
 from fairflare.data.tensors import Split
 from fairflare.engine.setup.tasks import load
 from fairflare.networks.volumes import DENSENETS, UNETS, Windowed, classifier, segmenter
 from fairflare.tasks.kinds.masks import UNDEFINED, VOLUME_MASKS, of_volumes, surfaces
+from fairflare.tasks.preflight_files import of_files
 from volume_files import ball, turned, write, write_series
 
 READER = VolumeReader((2.0, 2.0, 2.0), (32, 32, 32), {"ball": (1,)}, window="300,600")
@@ -42,6 +44,18 @@ def test_the_grid_does_not_depend_on_how_axes_are_stored(tmp_path, volume, axes)
         assert torch.equal(mine, nrrd)
         assert mine.shape == (1, 32, 32, 32) and mine.dtype == torch.uint8 and torch.equal(mine, its)
     assert ours[1].max() == 1 and ours[0][ours[1] == 1].float().mean() > 200 > 100 > ours[0].float().mean()
+
+
+def test_a_mask_that_the_grid_cuts_is_found(tmp_path, volume):
+    """What lies outside counts as no lesion: a model that finds nothing would be right."""
+    image, mask, affine = volume
+    path = write(tmp_path / "a.nii", np.pad(image, ((0, 0), (0, 0), (60, 0))), affine)
+    far = write(tmp_path / "m.nii", np.pad(mask, ((0, 0), (0, 0), (60, 0))), affine)
+    near = write(tmp_path / "n.nii", np.pad(mask, ((0, 0), (0, 0), (30, 30))), affine)
+    splits = {"train": FileSplit([Item(path, far), Item(path, near)], READER, torch.empty(0), {})}
+    found = {one.code: one for one in of_files(splits, lambda done, total: None)}
+    assert found["mask_cut"].count == 1 and "m.nii" in found["mask_cut"].text
+    assert int(READER(Item(path, far))[1].sum()) < int(READER(Item(path, near))[1].sum())
 
 
 def test_voxels_are_where_the_files_millimetres_say(tmp_path, volume):

@@ -107,13 +107,27 @@ class VolumeReader:
         masks = structure_masks(found.stored.pixels, self.values or {}, self.background, name)
         return _bytes(self._on_grid(masks, found, "nearest"))
 
+    def loses(self, item: Item) -> bool:
+        """Whether a part of the item's mask lies outside the grid; it must be readable."""
+        if self.values is None or not isinstance(item.label, Path):
+            return False
+        found = read(item.label, mask=True)
+        if max(found.spacing * found.stored.pixels.shape) <= min(np.multiply(self.spacing, self.shape)):
+            return False
+        masks = structure_masks(found.stored.pixels, self.values, self.background, item.label.name)
+        return bool(self._spaced(masks, found, "nearest").sum() > self._on_grid(masks, found, "nearest").sum())
+
     def _on_grid(self, channels: Tensor, found: Volume, mode: str) -> Any:
         """(C, X, Y, Z) as stored -> MONAI's float32 tensor (C, *shape) on the grid around the volume's centre."""
         from monai import transforms as mt
 
+        return mt.ResizeWithPadOrCrop(self.shape)(self._spaced(channels, found, mode))
+
+    def _spaced(self, channels: Tensor, found: Volume, mode: str) -> Any:
+        from monai import transforms as mt
+
         turned = mt.Orientation(axcodes=AXES, labels=None)(placed_as(channels, found.affine))
-        placed = mt.Spacing(pixdim=self.spacing, mode=mode, padding_mode="border", dtype=np.float32)(turned)
-        return mt.ResizeWithPadOrCrop(self.shape)(placed)
+        return mt.Spacing(pixdim=self.spacing, mode=mode, padding_mode="border", dtype=np.float32)(turned)
 
 
 def placed_as(channels: Tensor, affine: np.ndarray) -> Any:
