@@ -76,6 +76,7 @@ ATTACKS = [
     ("seed", 10**400, "config: expected numbers of at most 64 bits"),
     ("min_sites", 0, "min_sites: expected a whole number from 1"),
     ("min_sites", 5, "min_sites: expected at most the task's 4 sites"),
+    ("require", 5, "require: expected at most the 4 sites that the run names, got 5"),
     ("threads", 10**6, "threads: expected a whole number from 1 to 1024"),
     ("threads", -1, "threads"),
     ("task_timeout", 10**8, "task_timeout: expected a whole number from 1 to 2592000"),

@@ -105,9 +105,10 @@ def test_nothing_new_is_no_segment(run, capsys):
         (["--seed", "1"], "goes on with the run's own seed"),
         (["--without", "nobody"], "--without"),
         (["--set", "min_sites=9"], "min_sites"),
+        (["--rounds", "6", "--require", "4"], "require: expected at most the 3 sites that the run names, got 4"),
         (["--out", "elsewhere"], "the run's folder goes on"),
     ],
-    ids=["lr", "rounds", "task", "seed", "site", "min_sites", "out"],
+    ids=["lr", "rounds", "task", "seed", "site", "min_sites", "require", "out"],
 )
 def test_what_a_segment_cannot_be(run, words, said, capsys):
     before = [(run / name).read_bytes() for name in ("audit.jsonl", "config.json")]

@@ -312,7 +312,8 @@ def facts() -> dict[str, str]:
 def leaving_out(config: RunConfig, sites: Sequence[str]) -> dict[str, RunConfig]:
     """Site -> the run that does not train on it."""
     fewer = min(config.min_sites, len(sites) - 1)
-    return {site: dataclasses.replace(config, leave_out=site, min_sites=fewer) for site in sites}
+    require = config.require if config.require == "all" else min(config.require, len(sites) - 1)
+    return {site: dataclasses.replace(config, leave_out=site, min_sites=fewer, require=require) for site in sites}
 
 
 def sites_table(report: Mapping[str, Any]) -> pandas.DataFrame:

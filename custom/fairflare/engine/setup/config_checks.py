@@ -243,6 +243,9 @@ def _check_sites(config: RunConfig, sites: list[str]) -> None:
         raise UserError(f"clients: expected {different}, got {len(clients)}")
     if config.leave_out:
         expected("leave_out", config.leave_out in (clients or sites), f"a site of task {config.task}", config.leave_out)
+    named = n_sites - bool(config.leave_out)
+    if config.require != "all" and config.require > named:
+        raise UserError(f"require: expected at most the {named} sites that the run names, got {config.require}")
 
 
 def _check_selector(config: RunConfig, selector: Selector, names: list[str]) -> None:
