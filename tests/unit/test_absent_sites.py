@@ -99,6 +99,17 @@ def test_an_error_is_an_answer():
     assert participation.of(["a", "b"]) == (["a", "b"], [])
 
 
+def test_a_site_that_is_always_slower_costs_fewer_and_fewer_deadlines():
+    """It passes every preflight; an answer in time ends the row."""
+    participation, trained = Participation(["a", "b"]), []
+    for number in range(1, 22):
+        asked, away = participation.of(["a", "b"])
+        trained += [number] if "b" in asked else []
+        answers = [Answer(site) for site in asked if site == "a" or number == 16]
+        participation.note(number, asked, answers, away, away, {})
+    assert trained == [1, 3, 6, 11, 20] and 16 not in trained
+
+
 class Late(InProcess):
     """site-3 is not connected before round 3; ``change`` alters what it says of itself."""
 

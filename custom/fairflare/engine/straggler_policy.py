@@ -1,13 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Who is asked to train, and when an exchange ends before every site that was asked has answered.
 
-A site that let a deadline pass costs no second one, and nobody trains without preflight. A site that a round ended
+A site that let a deadline pass is out for one round at least, for two after the second deadline in a row, then for
+4, 8 and so on: a slow site costs fewer and fewer of them. Nobody trains without preflight. A site that a round ended
 without is late and not absent: it costs no deadline, and is asked again.
 """
 
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
@@ -117,6 +119,7 @@ class Participation:
         """``barred``: sites that have answered and may not train, with the reason."""
         self._present, self._barred = set(passed), barred
         self._missed: dict[str, int] = {}
+        self._in_a_row, self._back = Counter[str](), dict[str, int]()
 
     def of(self, sites: Iterable[str]) -> tuple[list[str], list[str]]:
         """Those of ``sites`` that are to train, and those that are absent."""
@@ -138,13 +141,15 @@ class Participation:
         Args:
             answers: theirs. An error is an answer: the site is there.
             away: the absent sites, which were sent a preflight.
-            passed: those of them that have passed preflight; they train from the next round on.
+            passed: those of them that have passed preflight; they train from the next round on, if their pause is over.
             refused: those that answered and may not train, with the reason.
             late: those asked that the round ended without; they are asked to train in the next one too.
         """
         rejections = [refused.get(site) or missing for site, missing in zip(away, self.absent(away))]
-        self._present |= set(passed)
+        self._present |= {site for site in passed if round >= self._missed.get(site, 0) + self._pause(site)}
         heard = {answer.site for answer in answers}
+        for site in heard & set(asked):
+            self._back.setdefault(site, round)
         missed = sorted(set(asked) - heard - set(late))
         self.missed(round, missed)
         rejections += [Rejection(site, "no_answer", "no answer in time") for site in missed]
@@ -155,7 +160,14 @@ class Participation:
         """Take note of ``sites`` that let a deadline of this round pass."""
         for site in sites:
             self._present.discard(site)
+            if self._back.pop(site, round) < round:  # it was in time for a round since, all exchanges of it
+                del self._in_a_row[site]
             self._missed[site] = round
+            self._in_a_row[site] += 1
+
+    def _pause(self, site: str) -> int:
+        """For how many rounds the site is out after its last deadline: slow sites, too, pass preflight in time."""
+        return 1 << max(0, self._in_a_row[site] - 1)
 
     def absent(self, away: Iterable[str]) -> list[Rejection]:
         why = {site: f"no answer since round {round}" for site, round in self._missed.items()}
