@@ -40,7 +40,8 @@ class Totals:
         rejections: round, site, code and detail of each rejection, as far as ``MAX_SHOWN`` goes.
         weights: site -> its aggregation weights, where it was accepted and has one.
         last: site -> the last round that accepted its update, what the log has of it, and its weight.
-        means: metric -> mean over a round's sites, round by round where there is one.
+        means: metric -> mean over a round's sites, round by round where there is one, since sites last came or left.
+        training: the sites that train.
         phases: phase -> seconds.
         traffic: "down" and "up" -> bytes; empty where the log counts none.
     """
@@ -53,6 +54,7 @@ class Totals:
     weights: dict[str, array[float]] = field(default_factory=dict)
     last: dict[str, tuple[int, Entry, float | None]] = field(default_factory=dict)
     means: dict[str, list[float]] = field(default_factory=dict)
+    training: frozenset[str] = frozenset()
     phases: dict[str, float] = field(default_factory=dict)
     traffic: dict[str, int] = field(default_factory=dict)
 
@@ -60,6 +62,9 @@ class Totals:
         """Count a round that stands; ``training``: the sites that train in this run."""
         self.rounds += 1
         accepted, rejected = part(record, "accepted"), part(record, "rejected")
+        arrived = "selected" not in record and bool(accepted.keys() - self.accepted.keys())
+        if arrived or self.training != {*training}:  # means over other sites are no trend
+            self.means, self.training = {}, frozenset(training)
         self.expected.update(expected_in(record, training))
         self.accepted.update(accepted.keys())
         for site, answer in accepted.items():

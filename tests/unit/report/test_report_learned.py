@@ -95,6 +95,25 @@ def test_scores_that_rise_beyond_their_noise_say_that_more_rounds_help():
     assert "More rounds will help" in sentences(summary(found))[-1]
 
 
+@pytest.mark.parametrize("change", ["segment", "arrival", "leaving"])
+def test_no_trend_runs_across_a_change_of_sites(change):
+    """A better site in the place of a worse one is no progress; six rounds of the same sites are enough for one."""
+
+    def still(rise, after):
+        trail = Trail()
+        trail.evaluation = {"sites": {"b": {"trivial": {"test": {"dice": 0.3}}}}}
+        for t in range(6 + after):
+            late = t >= 6
+            values = {"a": 0.4, "b": 0.7 + rise * t} | ({"d": 0.8} if change != "leaving" else {})
+            gone = "a" if change != "arrival" and late else "d" if not late else ""
+            accepted = {site: {"metrics": {"dice": one}} for site, one in values.items() if site != gone}
+            named = ["a", "b", "d"] if change == "arrival" else [*accepted]
+            trail.totals.add({"round": t + 1, "accepted": accepted}, named)
+        return learned_section(trail, [{"site": "b", "value": 0.7}], "dice", True, ABOUT)["still_improving"]
+
+    assert not still(0, 3) and not still(0, 6) and still(0.02, 6)
+
+
 @pytest.mark.parametrize(
     "scores",
     [
