@@ -131,9 +131,12 @@ def test_a_job_of_the_next_segment(run, tmp_path):
     assert carried["training"]["rounds"] == 6 and carried["options"]["site_names"] == "b,c,d"
 
 
-def test_a_site_is_not_forgotten_from_several_segments(run, capsys):
-    assert call("forget", run, "--site", "b", "--yes") == 2
+@pytest.mark.parametrize("site", ["a", "b"])
+def test_a_site_is_not_forgotten_from_several_segments(site, run, capsys):
+    """Nor does the page advise it."""
+    assert call("forget", run, "--site", site, "--yes") == 2
     assert "has several segments" in capsys.readouterr().err
+    assert "fairflare forget" not in (run / "report.html").read_text()
 
 
 def test_an_absence_is_on_the_first_screen_and_on_a_hospitals_page(own, tmp_path, monkeypatch, capsys):

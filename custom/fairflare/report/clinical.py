@@ -41,11 +41,12 @@ def clinical_section(trail: Trail, config: Json, about: Json, sites: Sequence[st
     Returns:
         event (a class; None: that the likeliest class is the right one), threshold, min_count, step (that changed the
         risks or the threshold; None: none), in_use ("after" where that step is the run's own, else "before"); stages:
-        those that there are; rows: site and, for each stage, a view; groups: group, n, sites and for each stage a
-        view of all sites' sums that could be told; cells: group, site and a view per stage; summary: stage -> of
-        ``SUMMARISED`` mean, worst and worst_site of the absolute values. A view holds n, positives, ``MEANS`` (value,
-        low, high), threshold, rates (sensitivity, specificity, ppv, npv: value, low, high, n), curve (risk, share, low,
-        high, n of each bin), decisions (threshold, net_benefit, low, high, all) and flagged.
+        those that there are; rows: site, evaluated (False: not asked, or no answer) and, for each stage, a view;
+        groups: group, n, sites and for each stage a view of all sites' sums that could be told; cells: group, site and
+        a view per stage; summary: stage -> of ``SUMMARISED`` mean, worst and worst_site of the absolute values. A view
+        holds n, positives, ``MEANS`` (value, low, high), threshold, rates (sensitivity, specificity, ppv, npv: value,
+        low, high, n), curve (risk, share, low, high, n of each bin), decisions (threshold, net_benefit, low, high, all)
+        and flagged.
     """
     if about.get("curves"):
         return None
@@ -54,7 +55,8 @@ def clinical_section(trail: Trail, config: Json, about: Json, sites: Sequence[st
     second = str(classes[1]) if len(classes) == LEAST_CLASSES else None
     event, threshold = said.get("event", second), number(said.get("threshold")) or 0.5
     record = _step(trail)
-    before = {site: _numbers((trail.evaluation.get("sites") or {}).get(site), CLINICAL) for site in sites}
+    sent: Mapping[str, Any] = trail.evaluation.get("sites") or {}
+    before = {site: _numbers(sent.get(site), CLINICAL) for site in sites}
     after = {site: _numbers(record.get(CLINICAL), site) for site in sites}
     found = {BEFORE: before} | ({AFTER: after} if any(after.values()) else {})
     if not any(any(numbers.values()) for numbers in found.values()):
@@ -69,7 +71,9 @@ def clinical_section(trail: Trail, config: Json, about: Json, sites: Sequence[st
             flagged_from = None if own is None else 1.0 - own
         return _view(found[stage][site], cell, fitted, flagged_from)
 
-    rows: list[Json] = [{"site": site, **{stage: view(stage, site) for stage in found}} for site in sites]
+    rows: list[Json] = [
+        {"site": site, "evaluated": site in sent, **{stage: view(stage, site) for stage in found}} for site in sites
+    ]
     cells = [
         {"group": name, "site": site, **{stage: view(stage, site, name) for stage in found}}
         for name in names
@@ -308,7 +312,8 @@ QUANTITIES = (
 def per_thousand(run: Json) -> str:
     """Natural frequencies at the threshold, over the test patients of the sites that may say so; "" where none may."""
     found = run.get("clinical") or {"event": None}
-    views = [] if found["event"] is None else [row[found["in_use"]] for row in found["rows"]]
+    asked = [row for row in found["rows"] if row.get("evaluated", True)] if found["event"] is not None else []
+    views = [row[found["in_use"]] for row in asked]
     known = [view for view in views if view and view["rates"]]
     if not known or found["in_use"] == AFTER:  # after a step sites may have thresholds of their own
         return ""

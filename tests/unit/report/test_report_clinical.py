@@ -147,5 +147,8 @@ def test_of_a_thousand_patients():
         "A risk of 0.30 or more flags 200 of them and 100 others: 850 are classified right."
     )
     assert per_thousand({**run, "clinical": {**found, "rows": rows[:1]}}).startswith("Of 1,000 test patients 250 have")
+    rows[1]["evaluated"] = False
+    told = per_thousand({**run, "clinical": {**found, "rows": rows}})
+    assert told.startswith("Of 1,000 test patients 250 have"), "who left is none of those that have too few"
     for change in ({"in_use": "after"}, {"event": None}, {"rows": rows[1:]}):
         assert per_thousand({**run, "clinical": {**found, **change}}) == ""
