@@ -96,7 +96,6 @@ class Noted:
 
     Attributes:
         last: event -> the place of its last entry, from 1 on, and that entry.
-        evaluation: the place of the first evaluation, 0: none.
         rounds: places of the first and the last round, and how many there are.
         incidents: place, event, site and code of each rejection.
         arrivals: site -> places of the first and the last round that accepted its update, bytes, names of its numbers.
@@ -104,15 +103,13 @@ class Noted:
 
     def __init__(self, entries: Iterable[Mapping[str, Any]]) -> None:
         self.last: dict[str, tuple[int, Mapping[str, Any]]] = {}
-        self.evaluation, self.rounds = 0, (0, 0, 0)
+        self.rounds = 0, 0, 0
         self.incidents: list[tuple[int, str, str, str]] = []
         self.arrivals: dict[str, tuple[int, int, int, set[str]]] = {}
         for place, entry in enumerate(entries, 1):
             event = entry["event"]
             self.last[event] = place, entry
             self.incidents += [(place, event, s, why["code"]) for s, why in (entry.get("rejected") or {}).items()]
-            if event == "evaluation":
-                self.evaluation = self.evaluation or place
             if event == "round":
                 self.rounds = self.rounds[0] or place, place, self.rounds[2] + 1
                 self._note_answers(place, entry)
@@ -273,8 +270,10 @@ def _outcome(run: Run) -> Said:
 
 
 def _tested(run: Run) -> Said:
-    line = run.noted.evaluation
+    line, entry = run.noted.last.get("evaluation", (0, {"sites": {}}))
+    away = [row["site"] for row in run.detail["sites"] if row["site"] not in entry["sites"]]
     words = f"Each hospital scored the model on its own test split; intervals are of {LEVEL:.0%} over its patients."
+    words += f" Not evaluated: {listing(away)}." if away else ""
     return (words, [f"audit.jsonl:{line}#/sites"]) if line else None
 
 

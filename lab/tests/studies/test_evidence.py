@@ -20,6 +20,7 @@ from fairflare.studies.folders import strangers
 from fairflare_lab.report.evidence_files import questions
 from fairflare_lab.report.evidence_pack import table
 from fairflare_lab.studies.evidence import init_evidence, write_evidence
+from own_folder import write_tables
 
 ROOT = Path(__file__).parents[3]
 pytestmark = pytest.mark.slow
@@ -101,6 +102,32 @@ def test_own_tables_name_the_outcome_and_no_patient(tmp_path):
     assert "Predicted risk of: died = 1." in texts["chai-model-card.xml"]
     assert "group sex: f" in texts["chai-model-card.xml"] and "nothing left a machine" in texts["data-protection.html"]
     check_pack(tmp_path / "run" / "evidence")
+
+
+def test_results_of_several_segments_are_those_of_the_last(tmp_path):
+    """Who left before it is not evaluated, and has no empty test split."""
+    tables = write_tables(tmp_path / "tables", ["a", "b", "c", "d"])
+    own = [
+        "--datalists",
+        tables,
+        "--kind",
+        "tabular",
+        "--classes",
+        "lived,died",
+        "--no-solo",
+        "--out",
+        tmp_path / "run",
+    ]
+    about = ["--set", "label=outcome", "--set", "features=age,score"]
+    assert call("run", "fedavg", *own, *about, "--rounds", 1, "--without", "d") in (0, None)
+    assert call("run", "--continue", tmp_path / "run", "--data", tables, "--without", "a", "--rounds", 2) in (0, None)
+    write_evidence(tmp_path / "run", tmp_path / "pack")
+    check_pack(tmp_path / "pack")
+    lines = [json.loads(line) for line in (tmp_path / "run" / "audit.jsonl").read_text().splitlines()]
+    last = max(place for place, line in enumerate(lines, 1) if line["event"] == "evaluation")
+    page = (tmp_path / "pack" / "tripod-ai.html").read_text()
+    assert f"audit.jsonl:{last}#/sites" in page and page.count("Not evaluated: a.") == 1
+    assert re.search(r"by hospital: a \d+/not evaluated; b \d+/\d+/\d+;", page)
 
 
 def test_every_question_is_asked_for_a_document_and_every_document_asks_one_that_is_there():
