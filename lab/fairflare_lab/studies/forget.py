@@ -91,14 +91,14 @@ def plan(folder: Path, site: str) -> Plan:
         config = RunConfig.from_json(described)
         if not run_history.completed:
             raise UserError(f"{folder}: the run is not complete; `fairflare resume {folder}` goes on")
+        if run_history.segment is not run_history.start:
+            raise UserError(f"{folder}: has several segments; forget the site from a run of one")
         if described.get("env") not in ("local", "sim") and "site_names" in config.options:
             again = f"the same `fairflare run` with --set leave_out={site}"
             raise UserError(f"{folder}: its sites' data are elsewhere; {again} trains without the site")
         names = site_names(config)
         if site not in names or site == config.leave_out:
             raise UserError(f"--site: expected a site that the run trained on ({', '.join(names)}), got {site}")
-        if run_history.segment is not run_history.start:
-            raise UserError(f"{folder}: has several segments; forget the site from a run of one")
         if config.leave_out:
             raise UserError(f"{folder}: is without {config.leave_out}; forget both from the run that had them")
         find(config.init_from, folder)
