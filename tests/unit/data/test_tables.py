@@ -81,6 +81,28 @@ def test_other_columns_say_what_a_mark_of_thousands_is(tmp_path):
             read_table(written(tmp_path / "q.csv", content))
 
 
+def test_points_among_whole_numbers_below_1000_may_be_marks_of_thousands(tmp_path):
+    """NT-proBNP as a German export writes it was read as 1.719, 202 and 3.191, without a word."""
+    rows = [["bnp", "sex"], ["1.719", "f"], ["202", "m"], ["NA", "m"], ["3.191", "f"]]
+    texts = {mark: "".join(mark.join(row) + "\n" for row in rows) for mark in ",;"}
+    paths = [written(tmp_path / f"{k}.csv", text) for k, text in enumerate(texts.values())]
+    for name, typed in (("text.xlsx", str), ("numbers.xlsx", float)):
+        book = openpyxl.Workbook()
+        for row in rows:
+            book.active.append([typed(cell) if cell[0].isdigit() else cell for cell in row])
+        book.active["C1"], book.active["C2"] = "crp", 0.5  # a number, which says nothing of texts
+        book.save(tmp_path / name)
+    for path in [*paths, tmp_path / "text.xlsx"]:
+        with pytest.raises(DataError, match=f"{path.name}: column 'bnp': 1.719 may be 1.719 or 1719: expected decimal"):
+            read_table(path)
+    assert list(read_table(tmp_path / "numbers.xlsx")["bnp"]) == ["1.719", "202", "NA", "3.191"]
+    for cells in ("0.123 1.250", "1.719 0.202 3", "1.719 3.191", "1.719 2 3.5", "1.719 1202", "1.719 P202", "202 303"):
+        for mark in ",;":
+            text = f"a{mark}b\n" + "".join(f"{cell}{mark}x\n" for cell in cells.split())
+            assert list(read_table(written(tmp_path / "t.csv", text))["a"]) == cells.split()
+    assert list(read_table(written(tmp_path / "t.csv", "a,b\n1.719,0.5\n202,1\n"))["a"]) == ["1.719", "202"]
+
+
 TYPED = {
     "age": [61.0, 62.5, None],
     "ok": [True, False, True],

@@ -15,7 +15,7 @@ import re
 import time
 import zipfile
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -56,6 +56,7 @@ GERMAN = re.compile(r"[+-]?[1-9]\d{0,2}(\.\d{3})+")
 COMMA = re.compile(r"[+-]?(\d*|[1-9]\d{0,2}(\.\d{3})+),\d+([eE][+-]?\d+)?|[+-]?[1-9]\d{0,2}(\.\d{3}){2,}")
 POINT = re.compile(r"[+-]?(\d*|[1-9]\d{0,2}(,\d{3})+)\.\d+([eE][+-]?\d+)?|[+-]?[1-9]\d{0,2}(,\d{3}){2,}")
 """Numbers whose decimals begin with a comma, or a point."""
+BELOW_1000 = re.compile(r"[+-]?\d{1,3}")
 IN_COMMAS, IN_POINTS = (COMMA, ENGLISH), (POINT, GERMAN)
 NUMBER = re.compile(rf"[+-]?\d+([eE][+-]?\d+)?|{ENGLISH.pattern}|{GERMAN.pattern}|{COMMA.pattern}|{POINT.pattern}")
 
@@ -90,11 +91,12 @@ def read_columns(path: Path, sheet: str = "", arranged: Callable[[Rows], Rows] =
             return (_parquet if suffix in PARQUET else _statistics)(path, until)
         check(f"table {path.name}", bytes=path.stat().st_size)
         if suffix in EXCEL:
-            names, columns = _table(path, arranged(_excel_rows(path, until, sheet)), until)
+            texts: set[str] = set()
+            names, columns = _table(path, arranged(_excel_rows(path, until, sheet, texts)), until)
+            _check_thousands(path, names, columns, texts)
         else:
             names, columns, delimiter = _text(path, until, arranged)
-            if delimiter != ",":
-                _with_points(path, names, columns)
+            (_check_thousands if delimiter == "," else _with_points)(path, names, columns)
     except OSError as error:
         raise _refused(path, "unreadable", f"cannot be read ({error.strerror or type(error).__name__})") from None
     except UnicodeError:  # UTF-8 was tried in full
@@ -302,33 +304,70 @@ def _with_points(path: Path, names: Sequence[str], columns: Sequence[list[str]])
         cells = [cell for cell in dict.fromkeys(column) if cell.lower() not in MISSING]
         if all(NUMBER.fullmatch(cell) for cell in cells):
             marked[k] = [cell for cell in cells if "," in cell or "." in cell]
+    unclear = {k for k in marked if _may_be_thousands(columns[k])}
     commas, points = ({k for k, cells in marked.items() if _says(cells, *of)} for of in (IN_COMMAS, IN_POINTS))
     for k, cells in marked.items():
         if k in commas and k in points:
             raise _refused(path, "number", f"column {shown(names[k])}: mixes decimal points and commas")
         doubtful = k not in commas and k not in points and any("," in cell or commas for cell in cells)
-        if doubtful and bool(commas) == bool(points):
-            text = f"column {shown(names[k])}: {cells[0]} may be {cells[0].replace(',', '.')}"
-            either = f"{text} or {cells[0].replace(',', '').replace('.', '')}"
-            raise _refused(path, "number", f"{either}: expected decimal points throughout, and no marks of thousands")
+        if (doubtful or k in unclear) and bool(commas) == bool(points):
+            raise _ambiguous(path, names[k], cells[0])
         thousands, decimal = (".", ",") if k in commas or (doubtful and commas) else (",", ".")
         if decimal == "," or doubtful or any("," in cell for cell in cells):
             plain = {cell: cell.replace(thousands, "").replace(decimal, ".") for cell in cells}
             columns[k][:] = [plain.get(cell, cell) for cell in columns[k]]
 
 
-def _says(cells: Sequence[str], decimal: re.Pattern[str], thousands: re.Pattern[str]) -> bool:
+def _says(cells: Iterable[str], decimal: re.Pattern[str], thousands: re.Pattern[str]) -> bool:
     return any(decimal.fullmatch(cell) and not thousands.fullmatch(cell) for cell in cells)
 
 
-def _excel_rows(path: Path, until: float, sheet: str) -> Iterator[tuple[str, list[str]]]:
+def _ambiguous(path: Path, name: str, cell: str) -> DataError:
+    either = f"{cell} may be {cell.replace(',', '.')} or {cell.replace(',', '').replace('.', '')}"
+    text = f"column {shown(name)}: {either}: expected decimal points throughout, and no marks of thousands"
+    return _refused(path, "number", text)
+
+
+def _may_be_thousands(cells: Sequence[str]) -> bool:
+    """Whether numbers such as 1.234 stand beside whole numbers below 1000 alone, as where points mark thousands."""
+    if "." not in "".join(cells) or any("." in cell[1:] and not GERMAN.fullmatch(cell) for cell in cells):
+        return False
+    whole = {cell for cell in cells if not GERMAN.fullmatch(cell) and cell.lower() not in MISSING}
+    return 0 < len(whole) < len({*cells}) and all(map(BELOW_1000.fullmatch, whole))
+
+
+def _check_thousands(
+    path: Path, names: Sequence[str], columns: Sequence[list[str]], texts: Collection[str] | None = None
+) -> None:
+    """Raise DataError where 1.234 may be 1234 and no decimal point says otherwise; commas are left as they are.
+
+    ``texts``: those cells of a workbook with points that are text, not numbers already.
+    """
+    unclear = [k for k, column in enumerate(columns) if _may_be_thousands(column)]
+    if not unclear or any(_says(column if texts is None else {*column} & {*texts}, *IN_POINTS) for column in columns):
+        return
+    for k in unclear:
+        marked = (cell for cell in columns[k] if GERMAN.fullmatch(cell) and (texts is None or cell in texts))
+        if first := next(marked, ""):
+            raise _ambiguous(path, names[k], first)
+
+
+def _excel_rows(path: Path, until: float, sheet: str, texts: set[str]) -> Iterator[tuple[str, list[str]]]:
+    """The rows; cells that hold numbers with points as text join ``texts``."""
+
+    def of(value: object) -> str:
+        text = as_cell(value)
+        if isinstance(value, str) and "." in text and NUMBER.fullmatch(text):
+            texts.add(text)
+        return text
+
     try:
         if zipfile.is_zipfile(path):
             with zipfile.ZipFile(path) as parts:
                 check(f"table {path.name}", workbook=sum(one.file_size for one in parts.infolist()))
-            yield from _only(path, _workbook(path, until), sheet)
+            yield from _only(path, _workbook(path, until, of), sheet)
         else:
-            yield from _only(path, _old_workbook(path), sheet)
+            yield from _only(path, _old_workbook(path, of), sheet)
     except ImportError:
         raise UserError(f"table {path.name}: Excel files need a package: pip install 'fairflare[tables]'") from None
     except DataError:
@@ -352,7 +391,7 @@ def _only(path: Path, sheets: Sheets, sheet: str) -> Iterator[tuple[str, list[st
             yield f"row {number}", cells
 
 
-def _workbook(path: Path, until: float) -> Sheets:
+def _workbook(path: Path, until: float, of: Callable[[object], str]) -> Sheets:
     """The sheets of an Excel file since 2007, streamed: a few bytes can claim a row or a cell at any place."""
     from openpyxl import load_workbook
 
@@ -363,20 +402,20 @@ def _workbook(path: Path, until: float) -> Sheets:
             cells += len(row)
             check(f"table {path.name}", rows=number, sheet=cells)
             check_time(path, until)
-            yield ["" if one.value is None or one.data_type == "e" else as_cell(one.value) for one in row]
+            yield ["" if one.value is None or one.data_type == "e" else of(one.value) for one in row]
 
     book = load_workbook(path, read_only=True, data_only=True, keep_links=False)
     return {sheet.title: partial(rows, sheet) for sheet in book.worksheets}
 
 
-def _old_workbook(path: Path) -> Sheets:
+def _old_workbook(path: Path, of: Callable[[object], str]) -> Sheets:
     """The sheets of an Excel file of before 2007, none of which has more than 65,536 rows of 256 cells."""
     import pandas as pd
 
     check(f"table {path.name}", workbook=path.stat().st_size)
     with pd.ExcelFile(path) as book:
         as_is: dict[str, Any] = {"header": None, "dtype": object, "na_filter": False}
-        sheets = {str(name): pd.read_excel(book, sheet_name=name, **as_is).map(as_cell) for name in book.sheet_names}
+        sheets = {str(name): pd.read_excel(book, sheet_name=name, **as_is).map(of) for name in book.sheet_names}
     return {name: sheet.to_numpy().tolist for name, sheet in sheets.items()}
 
 
