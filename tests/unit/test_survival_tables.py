@@ -10,9 +10,11 @@ import pytest
 from cases import later
 from fairflare.cli.main import main
 from fairflare.core.errors import DataError, UserError
+from fairflare.data.inputs import TableInputs
 from fairflare.functional import survival as maths
 from fairflare.import_data.detect import look
 from fairflare.import_data.proposal import Choices
+from fairflare.import_data.tables import read_again
 from fairflare.inference.external import log_hazards, with_baseline
 from fairflare.inference.loaded_run import open_run
 
@@ -266,6 +268,32 @@ def test_what_may_be_a_time_is_asked(tmp_path):
     assert seen(folder, time="time", event="status", horizons="12,24").options["horizons"] == "12,24"
     refused("--horizons: expected the times until which survival is asked for", folder, time="time", event="status")
     refused("--event: expected a column among .*, got none", folder, time="time", horizons="12")
+
+
+def again(path, reading, event="status"):
+    """The events of a table that a model reads, of which ``reading`` says how those of training stood."""
+    table, notes = read_again(path, TableInputs((), reading=json.loads(reading)["outcome"]), (event, "time"))
+    return list(table[event]), notes
+
+
+@pytest.mark.parametrize(("value", "twin", "none"), [("2", "2.0", "1"), ("dead", "Dead", "alive")])
+def test_events_in_a_second_spelling_are_events(value, twin, none, tmp_path):
+    """Events of 2.0 beside a file's 2 counted as none, as did Dead beside dead."""
+    columns = (*COLUMNS[:3], "time", "status")
+    spelled = {"North": {"1": value, "0": none}, "South": {"1": twin, "0": {"1": "1.0"}.get(none, none.upper())}}
+    for site, words in spelled.items():
+        write(tmp_path / "two" / f"{site}.csv", [[*row[:4], words[row[4]]] for row in rows_of(0)], columns)
+    named = {"time": "time", "event": "status", "horizons": "24"}
+    found = seen(tmp_path / "two", event_value=(twin,), **named)
+    truth = [row[4] for row in rows_of(0)]
+    assert [one.label for one in found.examples] == truth * 2
+    for site in spelled:
+        assert again(tmp_path / "two" / f"{site}.csv", found.options["reading"])[0] == truth
+    if value == "2":
+        refused(r"holds 1, 2: either 2 is an event \(--event-value 2\); or 1 is an event", tmp_path / "two", **named)
+    else:
+        assert [one.label for one in seen(tmp_path / "two", **named).examples] == truth * 2
+        refused("--time time --event status --event-value Dead --horizons", tmp_path / "two", label="status")
 
 
 def test_what_is_no_time_is_refused_in_one_line(tmp_path):

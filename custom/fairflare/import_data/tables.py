@@ -71,7 +71,7 @@ from fairflare.import_data.roles import (
 )
 from fairflare.import_data.several_rows import NAME as NAME_OF_FILE
 from fairflare.import_data.several_rows import join_advice, refuse_several
-from fairflare.import_data.times import checked_times, times_of
+from fairflare.import_data.times import checked_times, different, event_key, times_of
 from fairflare.import_data.workbooks import read_laid_out
 from fairflare.tasks.forms import FORMS
 
@@ -329,16 +329,16 @@ def _timed(
 ) -> pd.DataFrame:
     """``table`` with events as 0 and 1 and times as numbers, where those of training stood otherwise in theirs."""
     event, time, *_ = (*outcome, "")
-    codes = {plain(cell): word for key, word in (("events", "1"), ("none", "0")) for cell in reading.get(key, ())}
+    codes = {event_key(cell): word for key, word in (("events", "1"), ("none", "0")) for cell in reading.get(key, ())}
     if codes and event in table:
-        cells, splits = table[event].map(plain), {*table.get("split", [""])}
+        cells, splits = table[event].map(event_key), {*table.get("split", [""])}
         plainly = {*cells} <= {"", "0", "1"}
         of_init = plainly and splits <= {"train", "val", "test"}  # which has written 1 for an event
         if {*cells} <= {"", *codes} and not of_init:
             table[event] = cells.map({"": "", **codes})
             notes.append(f"{event}: {some(reading['events'], 3)} is read as an event")
         elif not plainly:
-            odd = next(cell for cell in cells if cell not in ("", *codes))
+            odd = next(cell for cell in table[event] if event_key(cell) not in ("", *codes))
             raise DataError("label", f"table {path.name}: {event}: expected {some([*codes], 4)}, got {shown(odd)}")
     names = [name for name in reading.get("time", ()) if name in table]
     dated = bool(names) and table[names[0]].map(is_date).any()
@@ -929,11 +929,12 @@ def _times(files: Files, table: pd.DataFrame, columns: Sequence[str], chosen: Ch
     asked = f"{happened}{values}; survival until {chosen.horizons} is asked for"
     lacking = " or no ".join(name for name in (event, *names, chosen.since) if name in columns)
     notes = (*_left_out(lacking, pd.Series(missing)), asked, *units)
-    entries = in_order({*table[event]} - {""}) if event in table else []
+    entries = different({*table[event]} - {""}) if event in table else []
     if {*map(plain, entries)} <= {"0", "1"} and {*map(plain, chosen.event_value)} <= {"1"}:
         entries = []  # as a model's other tables have them anyway
-    told = {"events": [one for one in entries if one in chosen.event_value]}
-    told |= {"none": [one for one in entries if one not in chosen.event_value]}
+    happened_as = {*map(event_key, chosen.event_value)}
+    told = {"events": [one for one in entries if event_key(one) in happened_as]}
+    told |= {"none": [one for one in entries if event_key(one) not in happened_as]}
     told |= {"time": names if dated or names[1:] else []}
     told |= {"since": [chosen.since] if dated else [], "until": [chosen.until] if dated and chosen.until else []}
     reading = _reading(chosen, (event, *names), **told)

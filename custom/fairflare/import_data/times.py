@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -12,6 +12,7 @@ import pandas as pd
 
 from fairflare.core.errors import UserError
 from fairflare.core.validation import flag, in_order, shown, some
+from fairflare.data.readers.table_features import plain
 from fairflare.import_data import labels as naming
 from fairflare.import_data.cells import rows_of_sites
 from fairflare.import_data.proposal import Choices, Reading, check_column
@@ -29,6 +30,24 @@ USUAL = (30, 90, 180, 365, 730, 1095, 1825, 3650)
 MOST_VALUES = 4
 EVENT = "event"
 """The column of events where a date says them."""
+
+
+def event_key(cell: str) -> str:
+    """``cell`` as spellings of one value agree: 2.0 as 2, Dead as dead."""
+    return plain(cell).casefold()
+
+
+def different(cells: Iterable[str]) -> list[str]:
+    """The values of ``cells`` in order, in one spelling each."""
+    found: dict[str, str] = {}
+    for cell in in_order({*cells}):
+        found.setdefault(event_key(cell), cell)
+    return [*found.values()]
+
+
+def _are(cells: pd.Series, values: Iterable[str]) -> pd.Series:
+    """Whether each of ``cells`` is one of ``values``, however it is spelled."""
+    return cells.map(event_key).isin({*map(event_key, values)})
 
 
 def times_of(table: pd.DataFrame, columns: Sequence[str], chosen: Choices, label: str) -> Choices | None:
@@ -85,11 +104,11 @@ def _recognised(table: pd.DataFrame, columns: Sequence[str], chosen: Choices, la
         for name in times
         if pd.to_numeric(known[name], errors="coerce").notna().all() and known[name].nunique() > 2
     ]
-    events = [name for name in events if name in known and known[name].nunique() == 2]
+    events = [name for name in events if name in known and len(different(known[name])) == 2]
     for event in events:
         value = _value_by_words(event, known[event])
         for time in times:
-            happened = table[event].isin(value or _candidates(known[event])[:1])
+            happened = _are(table[event], value or _candidates(known[event])[:1])
             days = pd.to_numeric(table[time], errors="coerce")
             other = next((name for name in times if name != time and _complete(days, table[name])), "")
             if other:
@@ -100,8 +119,8 @@ def _recognised(table: pd.DataFrame, columns: Sequence[str], chosen: Choices, la
                 continue
             both = f"{time},{other}" if other and "," not in time + other else time
             horizon = _horizon(time, days[happened], days.max())
-            plain = [] if naming.same_numbers(value) == ["1"] else value
-            return replace(chosen, time=both, event=event, event_value=tuple(plain), horizons=horizon, label="")
+            told = [] if naming.same_numbers(value) == ["1"] else value
+            return replace(chosen, time=both, event=event, event_value=tuple(told), horizons=horizon, label="")
     return None
 
 
@@ -121,7 +140,7 @@ def _horizon(name: str, days: pd.Series, longest: float) -> str:
 
 def _value_by_words(event: str, cells: pd.Series) -> list[str]:
     """The values that are events, by what their words say; [] where they do not say it of all."""
-    values = [str(value) for value in cells.unique()]
+    values = different(cells)
     if REVERSED.search(event.lower()):
         return []
     if set(naming.same_numbers(values)) == {"0", "1"}:
@@ -133,15 +152,14 @@ def _value_by_words(event: str, cells: pd.Series) -> list[str]:
 def _said(value: str) -> bool | None:
     """Whether a cell says an event; None where it says neither."""
     words = naming.name_words(value)
-    plain = {*words, naming.bare(value)}
-    none = any(word in naming.WORDS["cell_no_event"] or word.startswith("censor") for word in plain)
-    return False if none else True if plain & {*naming.WORDS["cell_event"]} and not value.isdigit() else None
+    bare = {*words, naming.bare(value)}
+    none = any(word in naming.WORDS["cell_no_event"] or word.startswith("censor") for word in bare)
+    return False if none else True if bare & {*naming.WORDS["cell_event"]} and not value.isdigit() else None
 
 
 def _candidates(cells: pd.Series) -> list[str]:
     """The values, those first that are likely events: of numbers the larger ones, as 2 is death where 1 is none."""
-    values = in_order(str(value) for value in cells.unique())
-    return sorted(values, key=lambda value: value in ("0", "0.0", "1", "1.0"))
+    return sorted(different(cells), key=lambda value: value in ("0", "0.0", "1", "1.0"))
 
 
 def _with_event_value(table: pd.DataFrame, columns: Sequence[str], names: Sequence[str], chosen: Choices) -> Choices:
@@ -150,7 +168,7 @@ def _with_event_value(table: pd.DataFrame, columns: Sequence[str], names: Sequen
     if event not in columns:
         return chosen
     cells = table[event][table[event] != ""]
-    values = in_order(str(value) for value in cells.unique())
+    values = different(cells)
     if len(names) == 1 and chosen.time in columns and not chosen.until:
         days = pd.to_numeric(table[chosen.time], errors="coerce")
         others = [name for name in columns if NAMED.search("_".join(naming.name_words(name))) and name != chosen.time]
@@ -163,7 +181,7 @@ def _with_event_value(table: pd.DataFrame, columns: Sequence[str], names: Sequen
             if chosen.time not in chosen.keep and not chosen.ask(what, readings):
                 return _with_event_value(table, columns, names, replace(chosen, time=f"{chosen.time},{other}"))
     if chosen.event_value:
-        if lost := [one for one in chosen.event_value if one not in values]:
+        if lost := [one for one in chosen.event_value if not _are(cells, [one]).any()]:
             raise UserError(f"--event-value: expected a value of {event} among {some(values, 8)}, got {shown(lost[0])}")
         return chosen
     if by_words := _value_by_words(event, cells):
@@ -196,7 +214,7 @@ def checked_times(table: pd.DataFrame, chosen: Choices, sites: Sequence[str]) ->
     times, where = table[names[0]], pd.Series(list(sites), table.index)
     for name in names[1:]:
         times = times.where(times != "", table[name])
-    happened = table[chosen.event].isin(chosen.event_value) if chosen.event in table.columns else times != ""
+    happened = _are(table[chosen.event], chosen.event_value) if chosen.event in table.columns else times != ""
     known = table[chosen.event] != "" if chosen.event in table.columns else pd.Series(True, table.index)
     if chosen.since and sum(map(naming.is_date, times)) >= naming.FILLED * max((times != "").sum(), 1):
         first, last = (naming.of_sites(column, rows_of_sites(sites)) for column in (table[chosen.since], times))
