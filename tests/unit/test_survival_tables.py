@@ -296,6 +296,21 @@ def test_events_in_a_second_spelling_are_events(value, twin, none, tmp_path):
         refused("--time time --event status --event-value Dead --horizons", tmp_path / "two", label="status")
 
 
+def test_a_hospital_s_own_splits_make_no_table_one_of_init(tmp_path):
+    """Beside a column split, 0 of alive was no event where --event-value says that it is one."""
+    truth, root = [row[4] for row in rows_of(0)], tmp_path / "split"
+    rows = [[*row[:4], str(1 - int(row[4])), ("train", "val", "test")[k % 3]] for k, row in enumerate(rows_of(0))]
+    raw = write(root / "A.csv", rows, (*COLUMNS[:3], "time", "alive", "split"))
+    named = ("--time", "time", "--event", "alive", "--event-value", "0", "--horizons", "24", "--yes")
+    call("init", root, *named)
+    reading = json.loads((root / "fairflare" / "dataset.json").read_text())["options"]["reading"]
+    assert again(raw, reading, "alive") == (truth, ["alive: 0 is read as an event"])
+    (own,) = (root / "fairflare").glob("*.csv")
+    assert again(own, reading, "alive") == (truth, [])
+    with pytest.raises(DataError, match="moved.csv: alive: expected dataset.json beside a table that init has written"):
+        again(own.rename(tmp_path / "moved.csv"), reading, "alive")
+
+
 def test_what_is_no_time_is_refused_in_one_line(tmp_path):
     named = {"time": "days", "event": "dead", "horizons": "24"}
     for column, cell, match in (

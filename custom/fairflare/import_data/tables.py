@@ -24,7 +24,7 @@ import pandas as pd
 from fairflare.core.errors import DataError, UserError
 from fairflare.core.validation import flag, in_order, natural, shown, some
 from fairflare.data.readers import geometry
-from fairflare.data.readers.cases import INSIDE
+from fairflare.data.readers.cases import DESCRIPTION, INSIDE
 from fairflare.data.readers.geometry import stem
 from fairflare.data.readers.table_features import EXCEL, gaps_of, iso_date, plain
 from fairflare.data.readers.tables import EXCEL as WORKBOOKS
@@ -331,9 +331,13 @@ def _timed(
     event, time, *_ = (*outcome, "")
     codes = {event_key(cell): word for key, word in (("events", "1"), ("none", "0")) for cell in reading.get(key, ())}
     if codes and event in table:
-        cells, splits = table[event].map(event_key), {*table.get("split", [""])}
+        cells = table[event].map(event_key)
         plainly = {*cells} <= {"", "0", "1"}
-        of_init = plainly and splits <= {"train", "val", "test"}  # which has written 1 for an event
+        of_init = plainly and path.with_name(f"{DESCRIPTION}.json").is_file()  # which has written 1 for an event
+        moved = not of_init and codes.get("0") == "1" and [*table.columns[[0, -1]]] == [event, "split"]
+        if plainly and moved:  # its columns lie as init writes them, whose 1 would become 0
+            text = "beside a table that init has written, or columns in another order than init's"
+            raise DataError("label", f"table {path.name}: {event}: expected {DESCRIPTION}.json {text}, got neither")
         if {*cells} <= {"", *codes} and not of_init:
             table[event] = cells.map({"": "", **codes})
             notes.append(f"{event}: {some(reading['events'], 3)} is read as an event")
