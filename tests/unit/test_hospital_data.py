@@ -241,6 +241,18 @@ def test_notes_say_which_columns_differ_between_sites(tmp_path):
     assert any("have one value at each site" in note and note.endswith(": ort") for note in notes)
 
 
+@pytest.mark.parametrize("other", ["{}.0", "0{}", "{}.00"])
+def test_an_id_is_of_one_patient_in_every_spelling(other, tmp_path):
+    """pandas writes 1050 as 1050.0 in a column with gaps: such patients lay in two splits."""
+    one, people = hospital_tables.cohort(sites=("A",)), range(1050, 1170)
+    again = one.assign(crp=range(120), smoker="no")
+    hospital_habits.write(tmp_path, pd.concat([one.assign(pid=people), again.assign(pid=[*map(other.format, people)])]))
+    found = look(tmp_path, Choices())
+    assert found.patients == "column pid"
+    splits = [one.split for one in found.examples]
+    assert splits[:120] == splits[120:] and len({*splits}) == 3
+
+
 def test_a_code_for_missing_is_found_as_pandas_writes_it_and_in_one_column_alone(tmp_path):
     table = hospital_tables.cohort().assign(sex=[0.0, 1.0, 1.0, 9.0] * 30, nodes=[9, 8, 7, 6] * 30)
     hospital_habits.write(tmp_path, table)

@@ -16,6 +16,7 @@ import numpy as np
 import pandas as pd
 
 from fairflare.core.validation import flag, in_order, some
+from fairflare.data.readers.cases import patient_key
 from fairflare.import_data import labels as naming
 from fairflare.import_data.cells import Cells
 from fairflare.import_data.proposal import Choices, Reading
@@ -200,8 +201,9 @@ class People:
         return {one.column for one in self.evidence_of}
 
     def groups(self, column: Column) -> np.ndarray:
-        """int (N,): rows of one site with one value have one number; -1 where the cell is empty."""
-        codes = np.where(column.cells.empty, -1, np.arange(len(column.cells.texts)))[column.cells.codes]
+        """int (N,): rows of one site with one id, in any spelling, have one number; -1 where the cell is empty."""
+        keys = pd.factorize(np.array([*map(patient_key, column.cells.texts)], dtype=object))[0]
+        codes = np.where(column.cells.empty, -1, keys)[column.cells.codes]
         found = pd.factorize(self.sites.astype(np.int64) * (len(column.cells.texts) + 1) + codes)[0]
         return np.where(codes < 0, -1, found)
 

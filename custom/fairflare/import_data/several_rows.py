@@ -64,7 +64,7 @@ def form_of(table: pd.DataFrame, stems: pd.Series, patient: str) -> str:
         return OF_REDCAP
     if _measured(table):
         return LONG
-    if patient and table[patient].duplicated().any():
+    if patient and table[patient].map(patient_key).duplicated().any():
         return VISITS
     files = stems.nunique()
     many = files >= LEAST_FILES and stems.str.contains(r"\d$").all() and len(table) >= 3 * files
@@ -267,7 +267,7 @@ def _visits(
 
 def _within(table: pd.DataFrame, patient: str, site: str, notes: list[str]) -> dict[str, str]:
     """``RowMapping.within`` where the same ids stand at several sites."""
-    if not site or not (n := int((table.groupby(patient)[site].nunique() > 1).sum())):
+    if not site or not (n := int((table[site].groupby(table[patient].map(patient_key)).nunique() > 1).sum())):
         return {}
     notes.append(f"{n} ids stand at several sites: different people (within: {site}), or the same (within: '').")
     return {"within": site}

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -45,8 +46,8 @@ INSIDE = "fairflare"
 
 
 def patient_key(patient: str) -> str:
-    """``patient`` as spellings of one agree: without case, spaces and leading zeros."""
-    plain = "".join(patient.casefold().split())
+    """``patient`` as spellings of one agree: without case, spaces and leading zeros, and 1050.0 of pandas as 1050."""
+    plain = re.sub(r"^(\d+)\.0+$", r"\1", "".join(patient.casefold().split()))
     return plain.lstrip("0") or plain[:1] if plain.isdigit() else plain
 
 
