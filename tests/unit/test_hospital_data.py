@@ -779,7 +779,7 @@ def test_units_and_codes_of_a_site_are_converted_by_the_lines_that_are_printed(t
 
     first = plan()
     for said in (
-        "crea: a mean of 0.9",
+        "crea: a mean of 1.0",
         "temp: a mean of 3",
         'scale: {"crea": 88.42, "temp": 0.55556} and shift: {"temp": -17.7778}',
         'recode: {"sex": {"1": "f", "2": "m"}, "ward": {"u 1": "u1", "v 1": "v1", "w 1": "w1"}}',

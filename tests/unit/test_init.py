@@ -23,8 +23,8 @@ import five_layouts
 from cases import each
 from command_line import call
 from fairflare.core.errors import UserError
-from fairflare.import_data.detect import look
-from fairflare.import_data.proposal import Choices
+from fairflare.import_data.detect import look, with_splits
+from fairflare.import_data.proposal import Choices, Example, Found
 from fairflare.import_data.write import contents, lines, sizes, write
 from fairflare.tasks.kinds.own import mark_of
 from five_layouts import SITES, Case
@@ -230,6 +230,19 @@ def test_amounts_and_counts_are_split_by_the_shares(tmp_path):
         assert [sizes(found, site) for site in found.sites] == [{"train": 120, "val": 30, "test": 50}] * 2
 
 
+@pytest.mark.parametrize("labelled", [False, True])
+def test_patients_of_any_number_are_divided_within_one_of_the_shares(labelled):
+    for n in range(4, 130):
+        rare = [k % 5 == 0 for k in range(n)]
+        examples = [Example("a", f"{k}.png", f"{labelled and rare[k]}") for k in range(n)]
+        found = with_splits(Found("classification", "", examples), anew=False)
+        split_of = {one.image: one.split for one in found.examples}
+        of_rare = [split_of[f"{k}.png"] for k in range(n) if rare[k]]
+        for split, share in {"training": 0.6, "validation": 0.15, "testing": 0.25}.items():
+            assert abs([*split_of.values()].count(split) - share * n) < 1, (n, split)
+            assert not labelled or abs(of_rare.count(split) - share * len(of_rare)) < 2, (n, split)
+
+
 def test_links_out_are_shown_and_allowed(tmp_path):
     root = links_to(tmp_path / "data")(tmp_path / "data")
     (root / "site-1" / "dark" / "gone.png").symlink_to(tmp_path / "nowhere")
@@ -338,7 +351,7 @@ def test_nothing_is_written_without_a_yes(tmp_path, capsys):
     code, out, err = call(capsys, "init", root)
     assert code == 2 and "expected --yes or --dry-run" in err and not out
     code, out, _ = call(capsys, "init", root, "--dry-run", "--json")
-    assert code == 0 and json.loads(out)["sites"]["site-2"] == {"train": 8, "val": 2, "test": 2, "patients": None}
+    assert code == 0 and json.loads(out)["sites"]["site-2"] == {"train": 7, "val": 2, "test": 3, "patients": None}
     assert not (root / "fairflare").exists()
     assert "--kind: expected classification" in call(capsys, "init", root, "--dry-run", "--kind", "tabular")[2]
     (root / "fairflare").mkdir()

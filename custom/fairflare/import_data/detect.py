@@ -317,8 +317,6 @@ def _found(files: Files, chosen: Choices) -> Found:
 
 
 SHARES = {"training": 0.6, "validation": 0.15, "testing": 0.25}
-FOLDS = 20
-"""Most parts that patients are dealt into; splits are made of whole parts."""
 
 
 def with_splits(found: Found, anew: bool) -> Found:
@@ -385,7 +383,7 @@ def _check_apart(site: str, own: Sequence[Example], whence: str) -> None:
 
 
 def _drawn(loose: Sequence[Example], splits: Sequence[str], labelled: bool) -> list[str]:
-    """The split of each example: patients, stratified by class, are dealt to folds, and these to splits by shares.
+    """The split of each example: patients, stratified by class, are dealt to splits by shares.
 
     Examples without a patient are patients of their own; slices of one file belong together.
     """
@@ -398,17 +396,16 @@ def _drawn(loose: Sequence[Example], splits: Sequence[str], labelled: bool) -> l
     labels = labels if labelled else np.zeros_like(labels)
     rarest = np.lexsort((counts[labels], patients))  # the stratum of a patient with several classes
     strata = pd.factorize(labels[rarest[np.unique(patients[rarest], return_index=True)[1]]])[0]
-    k = max(len(splits), min(FOLDS, n, int(np.bincount(strata).max())))
-    fold_of, random, start = np.empty(n, dtype=int), np.random.RandomState(0), 0
+    # Places of each split lie evenly among all, so that every stratum, which takes a run of them, has its shares.
+    sizes = _sizes([SHARES[split] for split in splits], n)
+    places = sorted(((k + 0.5) / size, split) for split, size in zip(splits, sizes) for k in range(size))
+    where, random, start = np.empty(n, dtype=object), np.random.RandomState(0), 0
     for stratum in range(strata.max() + 1):
         own = strata == stratum
-        dealt = np.sort(np.arange(start, start + own.sum()) % k)
+        dealt = np.array([split for _, split in places[start : start + own.sum()]], dtype=object)
         random.shuffle(dealt)
-        fold_of[own], start = dealt, start + len(dealt)
-    sizes = _sizes([SHARES[split] for split in splits], k)
-    # The first folds are held back.
-    where = [*(split for split, size in zip(splits[1:], sizes[1:]) for _ in range(size)), *[splits[0]] * sizes[0]]
-    return [where[fold] for fold in fold_of[patients]]
+        where[own], start = dealt, start + len(dealt)
+    return list(where[patients])
 
 
 def _sizes(shares: Sequence[float], n: int) -> list[int]:
