@@ -2,6 +2,7 @@
 """What hospitals have is read right, or refused with both readings: folders, tables, DICOM archives and their truth."""
 
 import csv
+import itertools
 import json
 import re
 import shutil
@@ -31,6 +32,7 @@ from fairflare.engine.setup import tasks
 from fairflare.import_data.detect import look
 from fairflare.import_data.labels import known_after, says_class, says_site
 from fairflare.import_data.proposal import Choices
+from fairflare.import_data.write import lines as lines_of
 from fairflare.tasks.kinds.own import INSIDE
 from volume_files import ball, turned
 from volume_files import write as write_volume
@@ -322,6 +324,35 @@ def test_the_part_of_a_name_that_is_the_patient(names, patients, tmp_path):
     for one in found.examples:
         splits[one.patient].add(one.split)
     assert all(len(where) == 1 for where in splits.values())
+
+
+def test_patients_are_looked_for_at_each_site(tmp_path):
+    """One site's list, or its headers, say nothing of those at another."""
+    drawn = hospital_folders.Drawn()
+    for site in "ABC":
+        entries = []
+        for k in range(32):
+            name_of = f"PB{k // 4:02d}_slice{k % 4}" if site == "B" else str(k)
+            drawn.save(tmp_path / "lists" / site / f"{name_of}.png", k // 4 % 2)
+            own = {"patient_id": k // 4} if site == "A" else {}
+            entries.append({"image": f"{name_of}.png", "label": k // 4 % 2, **own})
+        (tmp_path / "lists" / site / "dataset.json").write_text(json.dumps({"training": entries}))
+    found = look(tmp_path / "lists", Choices())
+    assert found.patients == "patient_id of the lists and the beginning of the files' names"
+    assert [len({one.patient for one in found.of(site)}) for site in found.sites] == [8, 8, 1]
+    assert any(note.startswith("C: patients are not known of all") for note in found.notes)
+    assert any("nobody known is in two" in line for line in lines_of(tmp_path, found, {}))
+    with pytest.raises(UserError, match="--patient: unknown level 'ward'; known: folder1, name"):
+        look(tmp_path / "lists", Choices(patient="ward"))
+    for site, number, k in itertools.product(("north", "south"), range(10), range(2)):
+        who, pixels = "ANON" if site == "north" else f"S{number}", np.full((9, 9), 9 * number, np.uint16)
+        file = dataset(pixels, who, study=f"{site}{number}", instance=k)
+        save(tmp_path / "headers" / site / ("benign", "malignant")[number % 2] / f"{number}_{k}.dcm", file)
+    found = look(tmp_path / "headers", Choices())
+    assert found.patients == "the DICOM header PatientID (StudyInstanceUID at north)"
+    for site in found.sites:
+        splits = {(one.patient, one.split) for one in found.of(site)}
+        assert len(splits) == len({patient for patient, _ in splits}) == 10
 
 
 def test_spellings_of_one_patient_stay_together(tmp_path):

@@ -119,11 +119,7 @@ def images_in_lists(files: Files, lists: Mapping[str, Path], chosen: Choices) ->
     examples = [replace(one, about=about) for one, about in zip(examples, groups, strict=True)]
     notes: tuple[str, ...] = (f"{unlabelled} entries have no label and are left out",) if unlabelled else ()
     notes += (f"{len(gone)} images of the lists are not there and left out, e.g. {gone[0]}",) if gone else ()
-    whence = "patient_id of the lists" if any(one.patient for one in examples) and chosen.patient != "none" else ""
-    if not whence and chosen.patient != "none":
-        levels = level_table(files, [one.image for one in examples], chosen)
-        patients, whence = patients_of(levels, [one.site for one in examples], "", chosen)
-        examples = [replace(one, patient=patient) for one, patient in zip(examples, patients, strict=True)]
+    examples, whence = _with_patients(files, examples, chosen)
     if all(is_image(one.label) for one in examples):
         missing = [one for one in examples if not (files.root / one.label).is_file()]
         if missing:
@@ -136,6 +132,23 @@ def images_in_lists(files: Files, lists: Mapping[str, Path], chosen: Choices) ->
     layout, notes = f"datalists with {outcome.kind} labels", (*notes, *outcome.notes)
     layout = "datalists with classes" if outcome.kind == "classification" else layout
     return Found(outcome.kind, layout, examples, outcome.classes, outcome.options, whence, notes, suspects)
+
+
+def _with_patients(files: Files, examples: list[Example], chosen: Choices) -> tuple[list[Example], str]:
+    """``examples`` with patients by headers and names at sites whose lists say none; and where they are known from."""
+    told = {one.site for one in examples if one.patient}
+    loose = [one for one in examples if one.site not in told]
+    if chosen.patient == "none":
+        return examples, ""
+    if not loose:
+        return examples, "patient_id of the lists"
+    levels = level_table(files, [one.image for one in loose], chosen)
+    if chosen.patient not in ("", *levels.columns):
+        raise UserError(f"--patient: {unlisted('level', chosen.patient, list(levels.columns[2:]))}")
+    patients, whence = patients_of(levels, [one.site for one in loose], "", chosen)
+    found = iter(patients)
+    examples = [one if one.site in told else replace(one, patient=next(found)) for one in examples]
+    return examples, " and ".join(filter(None, ["patient_id of the lists" if told else "", whence]))
 
 
 def _example(root: Path, path: Path, site: str, split: str, entry: Any, where: str) -> Example:
@@ -218,6 +231,10 @@ def look(root: Path, chosen: Choices, tell: Tell = nothing) -> Found:
     people = Counter(patient for patient, _ in {(patient_key(one.patient), one.site) for one in found.examples})
     if shared := sum(n > 1 for patient, n in people.items() if patient):
         notes += (f"{shared} names of patients stand at several sites and are taken for different people there",)
+    unknown = [site for site in found.sites if not all(one.patient for one in found.of(site))]
+    if found.patients and unknown:
+        text = f"every {found.form.example} without one is taken for a patient of its own"
+        notes += (f"{some(unknown)}: patients are not known of all: {text}",)
     notes += _copied(files.root, found)
     found = with_splits(replace(found, notes=notes), chosen.new_splits)
     for site in found.sites:

@@ -416,15 +416,13 @@ def patients_of(table: pd.DataFrame, sites: Sequence[str], level: str, chosen: C
     if chosen.patient:
         return list(table[chosen.patient]), chosen.patient
     others = [name for name in (level, NAME, PATIENT_HEADERS[1]) if name in table.columns]
-    for header in PATIENT_HEADERS:
-        found = table[header] if header in table.columns else pd.Series(dtype=object)
-        # After anonymisation all files of a site may have the same, or some of them none: the study tells them apart.
-        known = found.groupby(list(sites)).nunique() if len(found) else found
-        whole = len(found) > 0 and bool((found != "").all())
-        same = not whole or bool((known <= 1).all())
-        each = found.nunique() == len(table) and any(table[name].nunique() < len(table) for name in others)
-        if not same and not each:
-            return list(found), f"the DICOM header {header}"
+    of_sites = {site: _header_of(own, others) for site, own in table.groupby(list(sites))}
+    if any(sure for sure, _ in of_sites.values()) and all(header for _, header in of_sites.values()):
+        headers_of = [of_sites[site][1] for site in sites]
+        first, *more = [header for header in PATIENT_HEADERS if header in headers_of]
+        text = f" ({more[0]} at {some([site for site, (_, own) in of_sites.items() if own in more])})" if more else ""
+        cells = {header: list(table[header]) for header in (first, *more)}
+        return [cells[header][k] for k, header in enumerate(headers_of)], f"the DICOM header {first}{text}"
     dicom = [name for name in PATIENT_HEADERS if name in table.columns and (table[name] != "").any()]
     if dicom and len(none := table["image"][(table[dicom] == "").all(axis=1)]):
         text = f"images have no DICOM header that says the patient, e.g. {none.iloc[0]}; --patient none or LEVEL"
@@ -434,6 +432,20 @@ def patients_of(table: pd.DataFrame, sites: Sequence[str], level: str, chosen: C
     if NAME in table.columns and _are_patients(table[NAME], sites):
         return list(table[NAME]), "the beginning of the files' names"
     return unknown, ""
+
+
+def _header_of(own: pd.DataFrame, others: Sequence[str]) -> tuple[bool, str]:
+    """Whether a header tells the patients of a site's images apart, and which; "" where none is in all of them.
+
+    After anonymisation all files of a site may have the same, or some of them none: the study tells them apart.
+    """
+    whole = [name for name in PATIENT_HEADERS if name in own.columns and (own[name] != "").all()]
+    for header in whole:
+        n = own[header].nunique()
+        each = n == len(own) and any(own[name].nunique() < len(own) for name in others)
+        if n > 1 and not each:
+            return True, header
+    return False, (whole or [""])[0]
 
 
 def _are_patients(names: pd.Series, sites: Sequence[str]) -> bool:

@@ -287,7 +287,8 @@ def lines(root: Path, found: Found, files: Mapping[str, bytes]) -> list[str]:
     shown += _line("splits", "; ".join(found.splits))
     column = " (--patient COLUMN says it)" if found.form.table else ""
     unknown = f"unknown{column}: every {found.form.example} is taken for a patient of its own"
-    known = f"known by {found.patients}; nobody is in two splits"
+    who = "nobody" if all(one.patient for one in found.examples) else "nobody known"
+    known = f"known by {found.patients}; {who} is in two splits"
     shown += _line("patients", known if found.patients else unknown)
     shown += ["", *_site_table(found), ""]
     first = [(key, own[0]) for key, own in examples_of(found).items() if key[0] in found.sites[:2]]
