@@ -702,6 +702,16 @@ def named_by_contrast(names, folder="{label}", ending="png"):
     return make
 
 
+def repeated_names(name, sites=3, people=4):
+    """Six slices of every patient of small hospitals; ``name``: of the site's, the patient's and the slice's number."""
+
+    def make(root):
+        for at, p, k in np.ndindex(sites, people, 6):
+            Drawn().save(root / f"hospital{at}" / ("benign", "malignant")[p % 2] / f"{name.format(at, p, k)}.png")
+
+    return make
+
+
 def on_a_fourth_axis(n):
     def make(root):
         rng = np.random.default_rng(0)
@@ -713,6 +723,11 @@ def on_a_fourth_axis(n):
     return make
 
 
+BY_NAMES = "the beginning of the files' names"
+add("names of few patients at each hospital", repeated_names("P{0}{1}_slice{2}"), at=".", patient=BY_NAMES, rows=72)
+add("the same few names at each hospital", repeated_names("pat_P{1:02d}_slice{2}"), at=".", patient=BY_NAMES, rows=72)
+add("names that repeat and may be scanners", repeated_names("{1}T{0}_{2}", people=2), at=".",
+    refused=("may be the patient", "--patient name", "--patient none"), leads=dict(patient="", rows=36))
 add("contrasts on the fourth axis", on_a_fourth_axis(2), at=".", refused=("p00.nii.gz: several volumes in one file",),
     leads=dict(kind="volume-segmentation", rows=24, channels="2"))
 add("a time series on the fourth axis", on_a_fourth_axis(20), at=".", refused=("20 volumes in one file", "their mean"))

@@ -9,7 +9,7 @@ import os
 import re
 import unicodedata
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -26,7 +26,7 @@ from fairflare.data.readers.formats import unread
 from fairflare.data.readers.geometry import stem
 from fairflare.import_data.columns import telling
 from fairflare.import_data.labels import HEADERS as HEADERS_OF
-from fairflare.import_data.labels import WORDS, event_last, groups_of, mostly, says_class, split_word
+from fairflare.import_data.labels import PATIENT, WORDS, event_last, groups_of, mostly, says_class, split_word
 from fairflare.import_data.levels import FOLDER, Roles, roles
 from fairflare.import_data.proposal import (
     Choices,
@@ -159,7 +159,7 @@ PARTS = re.compile(r"[_. ()-]+")
 NAME = "name"
 """The level of the part of files' names that says the patient."""
 LEAST_PATIENTS = 5
-"""Of a site: fewer beginnings of names are series or scanners rather than patients."""
+"""Fewer beginnings of names are series or scanners rather than patients, unless they are called like patients."""
 LARGEST_SHARE = 1 / 3
 """Of a site's images that one patient may have, where names alone say who it is."""
 OTHER_DEPTH = 0.1
@@ -357,7 +357,8 @@ def _patients_in(stems: Sequence[str], chosen: Choices) -> list[str]:
     for place in range(max((len(own) for own in parts), default=0)):
         found = [own[place] if len(own) > max(place, 1) and _may_be_patient(own, place) else "" for own in parts]
         filled = [part for part in found if part]
-        if 2 * len(filled) >= len(found) and len(set(filled)) < len(filled) and len(set(filled)) >= LEAST_PATIENTS:
+        enough = len(set(filled)) >= LEAST_PATIENTS or _called_patients(set(filled))
+        if enough and 2 * len(filled) >= len(found) and len(set(filled)) < len(filled):
             fits[place] = found
     if len(fits) > 1 and chosen.patient == "":
         first, other = (fits[place] for place in list(fits)[:2])
@@ -429,7 +430,7 @@ def patients_of(table: pd.DataFrame, sites: Sequence[str], level: str, chosen: C
         raise UserError(f"init: {len(none)} of {len(table)} {text}")
     if level:
         return list(table[level]), "their folders"
-    if NAME in table.columns and _are_patients(table[NAME], sites):
+    if NAME in table.columns and _may_be_patients(table[NAME], sites, chosen):
         return list(table[NAME]), "the beginning of the files' names"
     return unknown, ""
 
@@ -448,15 +449,28 @@ def _header_of(own: pd.DataFrame, others: Sequence[str]) -> tuple[bool, str]:
     return False, (whole or [""])[0]
 
 
-def _are_patients(names: pd.Series, sites: Sequence[str]) -> bool:
-    """Whether the beginnings of names repeat as patients do: several at each site, none with most of its images."""
-    if 2 * (names != "").sum() < len(names) or not names[names != ""].duplicated().any():
+def _may_be_patients(names: pd.Series, sites: Sequence[str], chosen: Choices) -> bool:
+    """Whether the parts of names that repeat at a site are patients: many, none with most of its images, or called so.
+
+    Raises:
+        UserError: they may be, and nobody can be asked.
+    """
+    told = pd.DataFrame({NAME: names, "site": list(sites)})[names != ""]
+    if 2 * len(told) < len(names) or not told.duplicated().any():
         return False
-    fits = []
-    for _, own in names.groupby(list(sites)):
-        counts = own[own != ""].value_counts()
-        fits.append(len(counts) >= LEAST_PATIENTS and counts.iloc[0] <= max(LARGEST_SHARE * len(own), 2))
-    return mostly(fits)
+    different = in_order(told[NAME].unique())
+    shares = [own.value_counts().iloc[0] <= max(LARGEST_SHARE * len(own), 2) for _, own in told.groupby("site")[NAME]]
+    if (len(different) >= LEAST_PATIENTS and mostly(shares)) or _called_patients(different):
+        return True
+    readings = [
+        Reading(f"each is a patient, as {some(different, 3)}", "--patient name"),
+        Reading("every image is another patient's", "--patient none"),
+    ]
+    return not chosen.ask("a part of the files' names repeats and may be the patient", readings)
+
+
+def _called_patients(names: Collection[str]) -> bool:
+    return len(names) > 1 and all(PATIENT.fullmatch(name) for name in names)
 
 
 def _note(paths: Sequence[str], says: str) -> tuple[str, ...]:
