@@ -138,8 +138,9 @@ def test_spellings_of_a_patient_are_one_patient(tmp_path, capsys):
         parts = Tabular(site_names="a", features="x", split_by=split_by).read(own).splits.values()
         assert sum(len({*part.patients.tolist()}) for part in parts) == 40
     assert datalist_patients({"patient": ["007", "7", "0", "00"]}).tolist() == [0, 0, 1, 1]
-    items = [Item("a.png", 0, {"patient_id": one}) for one in ("P 7", "p7")]
-    assert [one.code for one in _shared_patients(dict(zip(SPLIT_NAMES, [items[:1], [], items[1:]])))]
+    for key in PATIENTS:
+        items = [Item("a.png", 0, {key: one}) for one in ("P 7", "p7")]
+        assert [one.code for one in _shared_patients(dict(zip(SPLIT_NAMES, [items[:1], [], items[1:]])))], key
 
 
 def table_of(folder, **columns):

@@ -11,14 +11,13 @@ from statistics import fmean
 
 from fairflare.core.errors import DataError
 from fairflare.core.findings import SPLIT_NAMES, Finding
-from fairflare.data.readers.cases import patient_key
-from fairflare.data.readers.datalist import NO_LABEL, SPLITS, Item, checked_items, read_lists
+from fairflare.data.readers.cases import PATIENTS, patient_keys
+from fairflare.data.readers.datalist import NO_LABEL, SPLITS, Item, attribute_columns, checked_items, read_lists
 from fairflare.data.readers.files import FileSplit
 from fairflare.data.site_config import SiteConfig
 from fairflare.tasks.kinds.own import OwnData
 from fairflare.tasks.preflight import FEWEST, FULL
 
-PATIENT = "patient_id"
 OFTEN = 50
 """Files after which it is told how many have been read."""
 
@@ -89,10 +88,7 @@ def _name(image: object) -> str:
 
 
 def _shared_patients(items: Mapping[str, list[Item]]) -> Iterator[Finding]:
-    patients = {
-        split: {patient_key(i.attributes[PATIENT]) for i in part if PATIENT in i.attributes}
-        for split, part in items.items()
-    }
+    patients = {split: {*patient_keys(attribute_columns(part, PATIENTS))} - {""} for split, part in items.items()}
     for other, split in combinations(SPLIT_NAMES, 2):
         if both := patients[split] & patients[other]:
             text = f"{len(both)} patients of the {split} split are in the {other} split too"
