@@ -243,6 +243,18 @@ def test_patients_of_any_number_are_divided_within_one_of_the_shares(labelled):
             assert not labelled or abs(of_rare.count(split) - share * len(of_rare)) < 2, (n, split)
 
 
+def test_sets_of_several_labels_are_split_by_the_shares_and_frequent_ones_evenly(tmp_path):
+    rng = np.random.default_rng(0)
+    rare = ["|".join(f"f{k}" for k in np.flatnonzero(rng.random(10) < 0.5)) or "f0" for _ in range(60)]
+    for site, more in ((SITES[0], 0), (SITES[1], 40)):
+        rows = [f"{rng.normal():.3f},{one}" for one in (*rare, *["f0|f1"] * more)]
+        (tmp_path / f"{site}.csv").write_text("\n".join(["x,findings", *rows]))
+    found = look(tmp_path, Choices(kind="multilabel", label="findings"))
+    shares = [{"train": 36, "val": 9, "test": 15}, {"train": 60, "val": 15, "test": 25}]
+    assert [sizes(found, site) for site in found.sites] == shares
+    assert sum(one.label == "f0|f1" for one in found.of(SITES[1]) if one.split == "testing") in (9, 10, 11)
+
+
 def test_links_out_are_shown_and_allowed(tmp_path):
     root = links_to(tmp_path / "data")(tmp_path / "data")
     (root / "site-1" / "dark" / "gone.png").symlink_to(tmp_path / "nowhere")
