@@ -356,10 +356,7 @@ def with_splits(found: Found, anew: bool) -> Found:
             drawn.append(site)
             settled = {patient_key(one.patient): one.split for one in own if one.split in SPLITS[1:] and one.patient}
             splits, labelled = [SPLITS[0], *missing], not found.form.masks and "regression" not in found.kind
-            # Most sets of several labels are rare: those make one stratum.
-            counts = Counter(one.label for one in own if "multilabel" in found.kind)
-            merged = [replace(own[k], label="") if 0 < counts[own[k].label] < FOLDS else own[k] for k in loose]
-            for k, split in zip(loose, _drawn(merged, splits, labelled)):
+            for k, split in zip(loose, _drawn([own[k] for k in loose], splits, labelled)):
                 own[k] = replace(own[k], split=settled.get(patient_key(own[k].patient), split))
         examples += own
     kept = [site for site in found.sites if site not in (*drawn, *few)]

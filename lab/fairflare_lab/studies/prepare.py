@@ -20,13 +20,13 @@ from torch import Tensor
 
 from fairflare.cli.preflight import Tell
 from fairflare.core.errors import UserError
+from fairflare.data.readers.cases import PATIENTS
 from fairflare.data.readers.datalist import DESCRIPTION, SPLITS, Item
 from fairflare.engine.setup import tasks
 from fairflare.inference.atomic_output import replaced
 from fairflare.studies.runs import as_before
 from fairflare.tasks.base import expect
 from fairflare.tasks.kinds.own_images import SHARED
-from fairflare.tasks.preflight_files import PATIENT
 from fairflare_lab.datasets.on_disk import ImagesOnDisk
 from fairflare_lab.datasets.quality import NOISE_SEED, SEVERITIES, QualityShift
 
@@ -198,8 +198,8 @@ class _Writer:
     def _kept(self, folder: str, item: Item) -> dict[str, Any]:
         held = item.attributes
         known: dict[str, str | int] = {name: held[name] for name in self.task.attributes if held.get(name)}
-        if patient := item.attributes.get(PATIENT):
-            known[PATIENT] = self.patients.setdefault((folder, patient), len(self.patients) + 1)
+        if patient := next(filter(None, map(item.attributes.get, PATIENTS)), ""):
+            known[PATIENTS[0]] = self.patients.setdefault((folder, patient), len(self.patients) + 1)
         return known
 
 
