@@ -2,6 +2,7 @@
 """``fairflare run --continue``: the next segment of a run's federation, in its log, its report and its pages."""
 
 import json
+import shutil
 
 import pytest
 
@@ -59,6 +60,7 @@ def test_report_and_page_show_the_segments(run):
     page = (run / "report.html").read_text()
     assert "The last of 2 segments began after round 2: c and d came and a left." in page
     assert "A segment is one job of the federation" in page
+    assert page.count("not evaluated</td>") == 1, "a has left: none says that it has too few patients"
 
 
 def test_another_segment_may_be_cut_short_anywhere(run, own, tmp_path, monkeypatch):
@@ -137,6 +139,29 @@ def test_a_site_is_not_forgotten_from_several_segments(site, run, capsys):
     assert call("forget", run, "--site", site, "--yes") == 2
     assert "has several segments" in capsys.readouterr().err
     assert "fairflare forget" not in (run / "report.html").read_text()
+
+
+def test_who_trained_in_an_earlier_segment_is_no_external_hospital(run, own, tmp_path, capsys):
+    """By name, by its list's content, by its rows, and in a job; the exported model's card counts it."""
+    table = own[1] / "a.csv"
+    for path in (table, shutil.copy(table, tmp_path / "x.csv")):
+        assert call("evaluate", run, path, "--out", tmp_path / "refused") == 2
+        assert "took part in the run's training as 'a'" in capsys.readouterr().err
+    assert call("evaluate", run, "--sites", "a", "--export", tmp_path / "job") == 2
+    assert "--sites: a took part in the run's training" in capsys.readouterr().err
+    head, *rows = table.read_text().splitlines()
+    (tmp_path / "sorted.csv").write_text("\n".join([head, *sorted(rows)]) + "\n")
+    assert call("evaluate", run, tmp_path / "sorted.csv", "--out", tmp_path / "evaluated") == 0
+    assert "rows trained the model, at a: this is no" in " ".join("".join(capsys.readouterr()).split())
+    assert call("export-model", run, "--format", "state-dict", "--out", tmp_path / "model") == 0
+    assert "Trained: 4 rounds over 4 sites" in (tmp_path / "model" / "README.md").read_text()
+
+
+def test_the_risk_names_who_trained_and_is_not_asked(run, tmp_path):
+    folder = shutil.copytree(run, tmp_path / "run")
+    assert call("risk", folder, "--shadows", "0") == 0
+    risk = json.loads((folder / "report.json").read_text())["detail"]["risk"]
+    assert risk["rejected"]["a"]["code"] == "absent" and [row["site"] for row in risk["sites"]] == ["b", "c", "d"]
 
 
 def test_an_absence_is_on_the_first_screen_and_on_a_hospitals_page(own, tmp_path, monkeypatch, capsys):

@@ -199,7 +199,7 @@ def job_config(opened: Opened, sites: str, data: Path | None, asked: Mapping[str
         raise UserError(f"task {opened.config.task}: brings data of its own; expected a run on hospitals' own data")
     if not names:
         raise UserError("--sites: expected the names of the sites that evaluate the model, separated by commas")
-    trained = {site.lower() for site in opened.about["sites"]} - {opened.config.leave_out.lower()}
+    trained = {site.lower() for site in opened.trained}
     if both := [name for name in names if name.lower() in trained]:
         raise UserError(f"--sites: {both[0]} took part in the run's training; expected sites that did not")
     files = [opened.folder / name for name in (MODEL, BEST) if is_file(opened.folder / name)]

@@ -162,7 +162,7 @@ def card(opened: Opened, how: Sequence[str], inputs: str, outputs: str, remarks:
     model = {
         "Classes or structures": ", ".join(map(_text, about.get("classes", ()))),
         "Method": _text(method),
-        "Trained": f"{opened.finished} rounds over {len(about['sites'])} sites",
+        "Trained": f"{opened.finished} rounds over {len(opened.trained)} sites",
         "Which": f"{whose}; SHA-256 of the entries {opened.model_sha256}",
         "Inputs": inputs,
         "Outputs": outputs,
@@ -381,7 +381,7 @@ def _metadata(opened: Opened, shape: list[int]) -> dict[str, Any]:
         "required_packages_version": {"nibabel": ">=5", "pillow": ">=10", "pydicom": ">=3.0.1", "pynrrd": ">=1.1"},
         "name": str(about.get("title")),
         "task": f"{opened.config.task} ({kind.name})",
-        "description": f"{opened.config.method}, {opened.finished} rounds over {len(about['sites'])} sites",
+        "description": f"{opened.config.method}, {opened.finished} rounds over {len(opened.trained)} sites",
         "authors": "whoever ran the federation",
         "copyright": "the weights': theirs; scripts/: the FairFLARE authors",
         "data_source": str(about.get("real")),

@@ -217,7 +217,7 @@ def _trained_rows(opened: Opened) -> dict[str, set[bytes]]:
     folder, found = Path(str(opened.config.options.get("datalists") or "")), dict[str, set[bytes]]()
     if not folder.name or not folder.is_dir() or opened.task.table_inputs() is None:
         return {}
-    for site in (one for one in opened.about["sites"] if one != opened.config.leave_out):
+    for site in opened.trained:
         try:
             own = opened.task.site_data(site)
         except UserError:  # its table is not there, or no longer what it was

@@ -207,6 +207,7 @@ class Opened:
         inputs: what sites keep of their training inputs: of the named site, or of all that lie in the folder.
         scaling: of a table's numbers; None: no table, or each site scales by its own rows and none is named.
         finished: the last finished round.
+        trained: the sites whose answers a round up to it accepted, of all segments.
         remarks: what a user should know, one line each.
         with_baseline: the task's kind with a hospital's baseline hazard; None: without.
         conversions: site -> what of its file converted its table in training, as far as the folder has its own files.
@@ -223,6 +224,7 @@ class Opened:
     inputs: tuple[Mapping[str, Any], ...]
     scaling: Scaling | None
     finished: int
+    trained: tuple[str, ...]
     remarks: tuple[str, ...]
     with_baseline: TaskKind | None = None
     conversions: Mapping[str, SiteConfig] = field(default_factory=dict)
@@ -299,8 +301,11 @@ def open_run(
     if table is not None and scaling is None and site and inputs:
         scaling = Scaling.from_json(inputs[0].get("scaling"), len(table.numbers))
     done = standing.round
+    trained = tuple(in_order(run_history.counted_until(done)))
+    if parts.selector.pools:  # one site answers with the records of all
+        trained = tuple(one for one in known if one != config.leave_out)
     return Opened(
-        folder, config, about, parts, site, whose, sha256, adjustment, inputs, scaling, done, tuple(remarks),
+        folder, config, about, parts, site, whose, sha256, adjustment, inputs, scaling, done, trained, tuple(remarks),
         conversions={one: conversion_of(content) for one, content in kept.items()},
     )  # fmt: skip
 
@@ -448,9 +453,9 @@ def _some(names: list[str]) -> str:
 def refuse_trained(opened: Opened, found: Mapping[str, SiteConfig]) -> None:
     """Raise UserError where a hospital took part in the training: by its name, or by its list's content.
 
-    A site that a run left out of the training is none of them.
+    A site that a run left out of the training is none of them; one that left after an earlier segment is.
     """
-    trained = [site for site in opened.about["sites"] if site != opened.config.leave_out]
+    trained = opened.trained
     folder = Path(str(opened.config.options.get("datalists") or ""))
     there = trained if folder.name and folder.is_dir() else []  # as far as the run's lists are on this machine
     lists = {_hash(path): site for site in there for path in _files(folder, site, (*Tabular.suffixes, *LISTS))}

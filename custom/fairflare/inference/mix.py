@@ -146,7 +146,9 @@ def open_mix(folder: Path, site: str = "") -> Opened:
     used, rounds = dataclasses.replace(parts, network=network), int(config.training.rounds)
     words = f"mix: {1 - share:.0%} own model, {share:.0%} member model"
     named, about_task = {whose: conversion_of(kept)}, content["about"]
-    how: dict[str, Any] = {"inputs": (kept,), "scaling": scaling, "finished": rounds, "remarks": (words,)}
+    trained = tuple(one for one in about_task["sites"] if one != config.leave_out)
+    how: dict[str, Any] = {"inputs": (kept,), "scaling": scaling, "finished": rounds, "trained": trained}
+    how["remarks"] = (words,)
     return Opened(folder, config, about_task, used, whose, MIXED, sha256, None, **how, conversions=named)
 
 

@@ -34,7 +34,7 @@ from fairflare.engine.audit import AuditLog
 from fairflare.engine.evaluation import predict
 from fairflare.engine.exchanges import benefit
 from fairflare.engine.files import AUDIT, BEST, CONFIG, read_json
-from fairflare.engine.history import read_final
+from fairflare.engine.history import RunHistory, read_final
 from fairflare.engine.setup.assembly import site_names
 from fairflare.engine.setup.at_site import build_site, of_run
 from fairflare.engine.setup.config import RunConfig
@@ -176,6 +176,7 @@ def area(score: Array, there: Chosen) -> Mapping[str, float]:
 
 
 FEW = "too few patients to tell their numbers"
+LEFT = "trained in an earlier segment and left: its data are not read"
 
 
 def measure_risk(folder: Path, shadows: int) -> dict[str, Any]:
@@ -186,13 +187,15 @@ def measure_risk(folder: Path, shadows: int) -> dict[str, Any]:
     """
     _checked(folder, shadows)
     with opened(folder):
-        config, parts, attack, model = _prepared(folder, shadows)
+        config, parts, attack, run_history = _prepared(folder, shadows)
         if read_json(folder / CONFIG).get("env") not in ("local", "sim") and "site_names" in config.options:
             alone = "each of them can run this with --site, --site-data"
             raise UserError(f"{folder}: its sites' data are elsewhere; {alone}")
         parts.task.check_data()
-        sites, rejected = dict[str, Any](), dict[str, Any]()
-        for name in (name for name in site_names(config) if name != config.leave_out):
+        names = [name for name in site_names(config) if name != config.leave_out]
+        left = [name for name in run_history.counted if name not in names]
+        sites, rejected = dict[str, Any](), {name: {"code": "absent", "detail": LEFT} for name in left}
+        for name in names:
             site = build_site(config, parts, name)
             _, site.data = site.look()
             if site.data is None:
@@ -202,7 +205,7 @@ def measure_risk(folder: Path, shadows: int) -> dict[str, Any]:
             else:
                 rejected[name] = {"code": "few_cases", "detail": FEW}
         about = {"shadows": shadows, "level": LEVEL, "sites": sites, "rejected": rejected}
-        AuditLog(folder / AUDIT).append("risk", **about, model_sha256=model)
+        AuditLog(folder / AUDIT).append("risk", **about, model_sha256=run_history.finish["model_sha256"])
         return write_report(folder)
 
 
@@ -217,7 +220,7 @@ def risk_at(folder: Path, shadows: int, name: str, local: Path) -> dict[str, flo
         raise UserError(f"--site-data: expected a folder with fairflare_site.yaml, got {local}")
     config, parts, attack, _ = _prepared(folder, shadows)
     if name not in (names := site_names(config)) or name == config.leave_out:
-        raise UserError(f"--site: expected a site that the run trained on ({', '.join(names)}), got {name}")
+        raise UserError(f"--site: expected a site of the run's last segment ({', '.join(names)}), got {name}")
     site = build_site(config, parts, name, local=local)
     findings, site.data = site.look()
     if site.data is None:
@@ -234,8 +237,8 @@ def _checked(folder: Path, shadows: int) -> None:
         raise UserError(f"--shadows: expected an even number, got {shadows}")
 
 
-def _prepared(folder: Path, shadows: int) -> tuple[RunConfig, Parts, Attack, str]:
-    """The run, its parts, the attack on its model, and the final model's hash in the log."""
+def _prepared(folder: Path, shadows: int) -> tuple[RunConfig, Parts, Attack, RunHistory]:
+    """The run, its parts, the attack on its model, and what the log says."""
     run_history, _ = verified_run(folder)
     config = RunConfig.from_json(read_json(folder / CONFIG))
     model = read_final(folder, run_history)
@@ -252,4 +255,4 @@ def _prepared(folder: Path, shadows: int) -> tuple[RunConfig, Parts, Attack, str
     first = {key: value.clone() for key, value in parts.model.items()}
     alone = benefit.EXCHANGE.at_site(of_run(config, parts)).alone
     attack = Attack(model, first, alone.trainer, parts.task.kind.has_classes, shadows)
-    return config, parts, attack, run_history.finish["model_sha256"]
+    return config, parts, attack, run_history
