@@ -396,6 +396,19 @@ def test_events_are_excluded_and_earlier_outcomes_named(tmp_path):
     assert list(found[0]["id"]) == ["2", "3"] and "1 events are excluded by deaths.csv" in found[1]
 
 
+def test_tables_are_joined_by_ids_however_they_are_spelled(tmp_path):
+    """0900 in one table and 900 in another were two patients, and whose death was not found counted as alive."""
+    stays = ["0900,2020-01-01", "0901,2020-01-01", "902.0,2020-01-01", "P 9,2020-01-01", "900,2020-02-01"]
+    for name, lines in (("stays", stays), ("deaths", [f"{who},2020-01-20" for who in ("900", "902", "p9", "904")])):
+        (tmp_path / f"{name}.csv").write_text("\n".join(["id,date", *lines, ""]))
+    text = "{patient: id, index: {table: stays.csv, date: date}, "
+    text += "outcome: {name: died, table: deaths.csv, date: date, window: [0, 30]}}"
+    table, notes = made(tmp_path, text)
+    assert dict(zip(table["id"], table["died"])) == {"0900": "1", "0901": "0", "902.0": "1", "P 9": "1"}
+    assert notes[0].startswith("4 rows of 4 patients")
+    assert "1 rows of deaths.csv are of no patient of stays.csv and do not enter" in notes
+
+
 def test_a_frame_of_redcap_is_refused_without_a_path(tmp_path):
     from fairflare.import_data.write import imported
 

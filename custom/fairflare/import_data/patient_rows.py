@@ -21,6 +21,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from fairflare.core.errors import DataError, UserError
 from fairflare.core.validation import natural, shown, some, unlisted
+from fairflare.data.readers.cases import patient_key
 from fairflare.data.readers.datalist import INSIDE
 from fairflare.data.readers.limits import LIMITS
 from fairflare.data.readers.table_features import plain
@@ -248,6 +249,7 @@ class _Maker:
             own |= {name for name in self.keys(one) if name not in mapping.names}
         self.needs[mapping.index.table, mapping.index.sheet] |= own
         self.late: dict[str, int] = {}
+        self.unmatched: dict[str, int] = {}
         self.notes: list[str] = []
 
     def keys(self, one: Source) -> dict[str, str]:
@@ -357,14 +359,15 @@ class _Maker:
         if events.empty:
             raise UserError(f"mapping: {index.table}: expected rows of an index, got none")
         site = index.named.get(self.mapping.site, "") if self.mapping.within is None else ""
-        if site and (n := int((events.groupby(self._patient)[site].nunique() > 1).sum())):
+        if site and (n := int((events[site].groupby(_keys(events[self._patient])).nunique() > 1).sum())):
             ways = f"a line within: {site} in the mapping says that they are different people, within: '' the same"
             raise UserError(f"mapping: {index.table}: {n} ids of {self._patient} stand at several sites: {ways}")
         starts = self.times(index, events[index.date]) if index.date else pd.Series(0.0, index=events.index)
         self.timed = self.dated and bool((starts != starts.dt.normalize()).any())
+        self.events = events
         base = events.assign(**{TIME: starts}).sort_values([TIME], kind="stable")
         if index.take != "each":
-            base = base.drop_duplicates(self.person, keep=index.take)
+            base = base[~base[self.person].apply(_keys).duplicated(keep=index.take)]
         base = base.sort_index().reset_index(drop=True)
         if self.dated:
             base[TIME] += pd.to_timedelta(index.after * SECONDS[self.mapping.unit], unit="s")
@@ -391,11 +394,13 @@ class _Maker:
                 result[name] = self.taken(one, take, pairs, len(base))
         if self.mapping.outcome:
             result |= self.outcome(base, result, self.mapping.outcome)
-        n = base.groupby(self.person).ngroups
+        n = len(base[self.person].apply(_keys).drop_duplicates())
         which = f"{index.take} of {index.table}, {len(events):,} events"
         always = [*index.named, *(one.name for one in self.mapping.columns if not one.date)]
         notes = [f"{len(base):,} rows of {n:,} patients, by the mapping ({which})", *self.notes]
         notes += [f"{n:,} rows of {name} after the index entered no predictor" for name, n in self.late.items() if n]
+        text = "rows of {} are of no patient of {} and do not enter"
+        notes += [f"{n:,} {text.format(name, index.table)}" for name, n in self.unmatched.items() if n]
         notes += [f"no date says when these are known: {some(always, 8)}"] if always else []
         return pd.DataFrame(result, dtype=object), tuple(notes)
 
@@ -409,9 +414,9 @@ class _Maker:
         """The table's rows at each event in ``window``, in order of time, then of the file: ``ROW`` and the table's."""
         keys, table = self.keys(one), self.rows(one)
         left = pd.DataFrame(
-            {f"@{k}": (result[name] if name in result else base[name]).map(plain) for k, name in enumerate(keys)}
+            {f"@{k}": _keys(result[name] if name in result else base[name]) for k, name in enumerate(keys)}
         )
-        right = pd.DataFrame({f"@{k}": table[name].map(plain) for k, name in enumerate(keys.values())})
+        right = pd.DataFrame({f"@{k}": _keys(table[name]) for k, name in enumerate(keys.values())})
         both = [*left.columns]
         right = right[(right != "").all(axis=1)]
         counts = left.groupby(both).size().mul(right.groupby(both).size(), fill_value=0)
@@ -419,6 +424,9 @@ class _Maker:
         merged = left.assign(**{ROW: base[ROW]}).merge(right.assign(at=right.index), on=both)
         if merged.empty and len(right):
             self.notes.append(f"{one.table}: no {some([*keys.values()])} is one of {self.mapping.index.table}")
+        elif self._patient in keys:  # also of those whose event is excluded
+            strange = ~right[f"@{[*keys].index(self._patient)}"].isin(_keys(self.events[self._patient]))
+            self.unmatched[one.table] = max(self.unmatched.get(one.table, 0), int(strange.sum()))
         pairs = table.loc[merged["at"]].assign(**{ROW: merged[ROW].to_numpy()})
         if not one.date:  # no window then
             return pairs.sort_values(ROW, kind="stable")
@@ -495,6 +503,11 @@ class _Maker:
         when = when.where(event, seen if end is None else seen.clip(upper=end))
         known = when >= (first or 0.0)
         return {one.name: happened.where(known, ""), f"{one.name}_time": when.where(known).map(as_cell)}
+
+
+def _keys(cells: pd.Series) -> pd.Series:
+    """``cells`` as spellings of one id agree."""
+    return cells.map({cell: patient_key(cell) for cell in cells.unique()})
 
 
 def _dates(texts: pd.Series) -> pd.Series | None:
