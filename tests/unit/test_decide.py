@@ -228,8 +228,10 @@ def test_net_benefit_by_hand():
     assert found.value == pytest.approx((1 + 0.25 - 0.25) / 4)
     differences = np.array([1, 0, 0.25, -0.25])
     assert found.variance == pytest.approx(differences.var(ddof=1) + (0.5 + 0.5 / 16) / 4)
-    curve = validation.decision_curve(one.y, second, np.array([0.2, 0.9]))
-    assert curve == pytest.approx([(2 - 0.25) / 4, 0.0])
+    at = net_benefit_difference(one, first, second, 0.3)  # a risk of the threshold itself is flagged
+    assert at.value == pytest.approx((1 + 3 / 7 - 3 / 7) / 4)
+    curve = validation.decision_curve(one.y, second, np.array([0.2, 0.3, 0.9]))
+    assert curve == pytest.approx([(2 - 0.25) / 4, (2 - 3 / 7) / 4, 0.0])
 
 
 def test_others_pull_a_noisy_hospital_more_than_a_large_one():

@@ -245,7 +245,7 @@ class Site:
             return set()
         one, found = self.hospital, self._assessment[0]
         risks = [sigmoid(found.logits), *(each for key in (OWN, OUTSIDE, MEMBER) for each in found.risks[key])]
-        kinds = [(one.y > 0.5) * 2 + (each > threshold) for each in risks]
+        kinds = [(one.y > 0.5) * 2 + (each >= threshold) for each in risks]
         return {len(np.unique(one.patient[kind == k])) for kind in kinds for k in range(4)}
 
     def assess(self, others: Others, start: Array, share: float) -> Assessment:

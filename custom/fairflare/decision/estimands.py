@@ -146,7 +146,7 @@ def net_benefit_difference(hospital: Hospital, first: Array, second: Array, thre
     """
     odds, p = threshold / (1 - threshold), hospital.prevalence
     worth = hospital.y - (1 - hospital.y) * odds
-    differences = worth * ((second > threshold).astype(float) - (first > threshold).astype(float))
+    differences = worth * ((second >= threshold).astype(float) - (first >= threshold).astype(float))
     one = mean_over_patients(differences, hospital, FACTOR_NET_BENEFIT)
     more = (p + (1 - p) * odds**2) / hospital.n
     return Estimate(one.value, one.variance + more, one.n, one.factor)

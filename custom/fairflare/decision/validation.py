@@ -64,7 +64,7 @@ def sandwich(x: Array, y: Array, owner: Rows, offset: Array) -> tuple[Array, Arr
 def decision_curve(y: Array, risks: Array, thresholds: Array) -> Array:
     """(T,) net benefit per patient at each threshold of risks (R, N), the mean over deals; treating none has 0."""
     worth = y[:, None] - (1 - y[:, None]) * thresholds / (1 - thresholds)
-    return np.asarray(((risks[..., None] > thresholds) * worth).mean(axis=(0, 1)))
+    return np.asarray(((risks[..., None] >= thresholds) * worth).mean(axis=(0, 1)))
 
 
 def minimum_patients(auc: float, prevalence: float, parameters: int) -> int:
