@@ -136,7 +136,7 @@ def predictors(
             f"{flag('since', chosen.since)} counts nothing, as no other column holds dates that are read"
         )
     elif chosen.since and any(spec["kind"] == "days" for spec in found.specs.values()):
-        days = naming.of_sites(table[chosen.since], sites)
+        days = naming.of_sites(table[chosen.since], sites, clock=True)
         if days is None or not (days != "").any():
             got = shown(table[chosen.since].iloc[0])
             raise UserError(f"{flag('since', chosen.since)}: expected dates such as 2024-01-31, got {got}")
@@ -186,7 +186,7 @@ def _add(
         cells = cells.where(numeric | cells.empty)
         found.notes.extend(checked_numbers(name, cells.numbers[cells.codes], sites, chosen))
     elif cells.share(cells.that(naming.is_date)) >= MOSTLY:
-        days = naming.of_sites(cells.column, sites) if chosen.since else None
+        days = naming.of_sites(cells.column, sites, clock=True) if chosen.since else None
         if days is None:
             return leave(
                 "which are dates (--since COLUMN counts days from another date)"

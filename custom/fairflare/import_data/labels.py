@@ -184,9 +184,9 @@ YEAR_LAST = re.compile(r"(\d{1,2})([-/.])(\d{1,2})\2(\d{4}|\d{2})([ T].*)?")
 MONTH_NAME = re.compile(r"\d{1,2}(-?)[A-Za-z]{3}\1\d{4}([ T].*)?")
 
 
-def of_sites(cells: pd.Series, sites: Sites) -> pd.Series | None:
+def of_sites(cells: pd.Series, sites: Sites, clock: bool = False) -> pd.Series | None:
     """``as_iso`` for each site by itself, as one may write days first and another months; None where one is unclear."""
-    found = [as_iso(cells.iloc[rows]) for rows in sites.values()]
+    found = [as_iso(cells.iloc[rows], clock) for rows in sites.values()]
     known = [own for own in found if own is not None]
     return pd.concat(known).reindex(cells.index) if len(known) == len(found) else None
 
@@ -195,15 +195,19 @@ def is_date(cell: str) -> bool:
     return bool(YEAR_FIRST.fullmatch(cell) or YEAR_LAST.fullmatch(cell) or MONTH_NAME.fullmatch(cell))
 
 
-def as_iso(cells: pd.Series) -> pd.Series | None:
-    """``cells`` as YYYY-MM-DD, "" where empty or no day; None where century, day or month is unclear."""
+def as_iso(cells: pd.Series, clock: bool = False) -> pd.Series | None:
+    """``cells`` as YYYY-MM-DD, "" where empty or no day; None where century, day or month is unclear.
+
+    ``clock``: a time of day stays, as it does where a model reads dates by itself.
+    """
     last = [cell for cell in cells.unique() if is_date(cell) and not YEAR_FIRST.fullmatch(cell)]
     forms = date_forms(last) if last else [ISO]
     if len(forms) != 1:
         return None
     read = (ISO, "YYYY/MM/DD", *forms)
     found = {cell: next(filter(None, (iso_date(cell, form) for form in read)), "") for cell in cells.unique()}
-    return cells.map({cell: day if "1800" <= day[:4] <= "2200" else "" for cell, day in found.items()}).astype(object)
+    days = {cell: day if clock else day[:10] for cell, day in found.items()}
+    return cells.map({cell: day if "1800" <= day[:4] <= "2200" else "" for cell, day in days.items()}).astype(object)
 
 
 FILLED = 0.9

@@ -288,7 +288,7 @@ def read_again(
         table[name] = table[name].map({cell: spelled.get(plain(cell), cell) for cell in table[name].unique()})
     for one in (one for one in inputs.numbers if {*one.columns} <= {*table.columns}):
         for name in one.columns if one.since else ():
-            days = as_iso(table[name])
+            days = as_iso(table[name], clock=True)
             table[name] = table[name] if days is None else days
         cells, gaps = Cells.of(table[one.column]), gaps_of(one.column, inputs.gaps)
         odd = np.isnan(cells.numbers) & ~cells.empty & ~cells.that(gaps.__contains__)

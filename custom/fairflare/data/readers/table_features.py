@@ -32,6 +32,7 @@ WHOLE = re.compile(r"-?[0-9]+\.0")
 GERMAN = re.compile(r"(\d{1,2})\.(\d{1,2})\.(\d{4})")
 """A date as 31.12.2020, day first."""
 CLOCK = re.compile(r"(?<=\d)[T ,].*")
+TIME = re.compile(r"(\d{1,2}):(\d\d)(?::(\d\d))?[\d.]*\s*([ap]\.?m)?", re.IGNORECASE)
 READ = (ISO, "DD.MM.YYYY")
 FEW_DATES, FEW_DAYS = 30, 6
 """Dates, and different days of the month, from which on it is odd that none lies after the 12th."""
@@ -209,15 +210,25 @@ def _days(cell: str) -> float:
 
 
 def iso_date(cell: str, form: str) -> str:
-    """A ``cell`` that is written as ``form``, a key of ``DATES``, as YYYY-MM-DD without the time; "" for any other."""
+    """A ``cell`` that is written as ``form``, a key of ``DATES``, as YYYY-MM-DD, with Thh:mm:ss if known; else ""."""
     day = CLOCK.sub("", cell)
     with contextlib.suppress(ValueError):
         if form == EXCEL:
-            days = float(day)
-            return (datetime.date(1899, 12, 30) + datetime.timedelta(days)).isoformat() if 1 <= days < 80_000 else ""
-        if form != "YYYYMMDD" or len(day) == 8:
-            return datetime.datetime.strptime(day, DATES[form]).date().isoformat()
+            seconds = datetime.timedelta(seconds=round(86400 * float(day)))
+            found = datetime.datetime(1899, 12, 30) + seconds if 1 <= seconds.days < 80_000 else None
+        else:
+            found = datetime.datetime.strptime(day, DATES[form]) if form != "YYYYMMDD" or len(day) == 8 else None
+            found = found and found + _clock(cell[len(day) :])
+        return found.isoformat().removesuffix("T00:00:00") if found else ""
     return ""
+
+
+def _clock(text: str) -> datetime.timedelta:
+    """The time of day in what stands behind a date; 0 where there is none."""
+    if not (at := TIME.search(text)):
+        return datetime.timedelta()
+    hours = int(at[1]) % 12 + 12 * at[4].lower().startswith("p") if at[4] else int(at[1])
+    return datetime.timedelta(hours=hours, minutes=int(at[2]), seconds=int(at[3] or 0))
 
 
 def date_forms(cells: Sequence[str]) -> list[str]:
@@ -226,7 +237,7 @@ def date_forms(cells: Sequence[str]) -> list[str]:
     texts = {*filled}
     found = [form for form in DATES if texts and all(iso_date(text, form) for text in texts)]
     if ISO in found and SWAPPED in found:
-        days = {iso_date(text, ISO)[8:] for text in texts}
+        days = {iso_date(text, ISO)[8:10] for text in texts}
         found = [form for form in found if form != SWAPPED or (len(filled) >= FEW_DATES and len(days) > FEW_DAYS)]
     return found
 

@@ -1,0 +1,39 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`predict` and `evaluate` read a hospital's table as `init` has read those of training."""
+
+import numpy as np
+import pandas as pd
+
+import import_situations
+from cases import each
+from command_line import call
+from fairflare.data.inputs import TableInputs
+from fairflare.data.readers.table_features import Feature
+from fairflare.data.readers.tables import read_table
+from fairflare.import_data.tables import read_again
+from fairflare.tasks.kinds.own import INSIDE
+
+CLOCKS = {
+    "seconds": "%Y-%m-%dT%H:%M:%S",
+    "minutes": "%Y-%m-%d %H:%M",
+    "afternoons": "%d/%m/%Y %I:%M %p",
+    "days first": "%d.%m.%Y %H:%M",
+    "as Excel counts": "",
+}
+
+
+@each("form", CLOCKS)
+def test_times_of_day_count_at_init_and_in_use(form, tmp_path, capsys):
+    rng, table = np.random.default_rng(3), import_situations.base(n=90, sites="A", drop=["hospital"])
+    first = pd.Timestamp("2020-01-01") + pd.to_timedelta(rng.integers(0, 500_000, 90), "min")
+    hours = rng.integers(0, 60, 90)
+    for name, days in {"admission_date": first, "surgery_date": first + pd.to_timedelta(hours, "h")}.items():
+        count = (days - pd.Timestamp("1899-12-30")) / pd.Timedelta(days=1)
+        table[name] = days.strftime(CLOCKS[form]) if CLOCKS[form] else count
+    table.to_csv(tmp_path / "t.csv", index=False)
+    assert call(capsys, "init", tmp_path / "t.csv", "--label", "died", "--since", "admission_date", "--yes")[0] == 0
+    inputs = TableInputs((Feature("surgery_date", since="admission_date"),))
+    made, again = read_table(tmp_path / INSIDE / "t.csv"), read_again(tmp_path / "t.csv", inputs)[0]
+    for rows in (made, again):
+        days = inputs.features("t.csv", {name: list(rows[name]) for name in inputs.columns})[0][:, 0]
+        assert np.allclose(24 * np.sort(days), np.sort(hours), atol=0.02)
