@@ -3,15 +3,49 @@
 
 import numpy as np
 import pandas as pd
+import pytest
 
 import import_situations
 from cases import each
 from command_line import call
+from fairflare.core.errors import UserError
 from fairflare.data.inputs import TableInputs
 from fairflare.data.readers.table_features import Feature
 from fairflare.data.readers.tables import read_table
 from fairflare.import_data.tables import read_again
 from fairflare.tasks.kinds.own import INSIDE
+
+INPUTS = TableInputs((Feature("age"), Feature("crp")))
+
+
+def tables_of(root, **crp):
+    """Tables of sites, whose columns of crp are called so."""
+    root.mkdir()
+    for site, names in crp.items():
+        rows = import_situations.base(n=60, sites=site, drop=["hospital"])
+        made = {name: rows["crp"] + k for k, name in enumerate(names)}
+        rows.drop(columns="crp").assign(**made).to_csv(root / f"{site}.csv", index=False)
+    return root
+
+
+def test_no_column_takes_the_place_of_another(tmp_path, capsys):
+    """What differs by case alone is the column; of two that differ by signs nobody knows which."""
+    root = tables_of(tmp_path / "a", A=["crp"], B=["CRP", "CRP %"])
+    how = ("--label", "died", "--yes")
+    code, _, err = call(capsys, "init", root, *how, "--leave-out", "CRP %")
+    assert code == 0, err
+    again = read_again(root / "B.csv", INPUTS)[0]
+    for rows in (read_table(root / INSIDE / "B.csv"), again):
+        assert sorted(rows["crp"]) == sorted(pd.read_csv(root / "B.csv", dtype=str)["CRP"])
+    root = tables_of(tmp_path / "b", A=["crp"], B=["CRP %", "crp_"])
+    refusal = "B.csv: crp: expected one column, got CRP %, crp_"
+    assert refusal in call(capsys, "init", root, *how)[2]
+    with pytest.raises(UserError, match=refusal):
+        read_again(root / "B.csv", INPUTS)
+    code, _, err = call(capsys, "init", root, *how, "--rename", "CRP %=crp,crp_=crp")
+    assert code == 2 and refusal in err
+    assert call(capsys, "init", root, *how, "--rename", "crp_=crp", "--leave-out", "CRP %")[0] == 0
+
 
 CLOCKS = {
     "seconds": "%Y-%m-%dT%H:%M:%S",

@@ -150,11 +150,13 @@ def rows_of(root: Path, paths: Sequence[Path], chosen: Choices) -> pd.DataFrame:
             notes.append(f"{path.name} holds no rows and is left out")
             continue
         unseen -= {*columns}
-        own = {name: given[name] for name in columns if given.get(name, name) not in columns}
-        columns = {own.get(name, name): cells for name, cells in columns.items()}
+        names = [name for name in found[0] if not name.startswith("@")] if found else []
+        try:
+            own = _renamed([name for name in columns if given.get(name, name) not in columns], given, path.name)
+            columns = _named_as({own.get(name, name): columns[name] for name in columns}, names, path.name, notes, {})
+        except UserError as error:
+            raise UserError(f"init: {error} (--rename COLUMN=NAME)") from None
         if found:
-            names = [name for name in found[0] if not name.startswith("@")]
-            columns = _named_as(columns, names, path.name, notes, {})
             lacks, more = (
                 [name for name in one if name not in (*other, *chosen.leave_out)]
                 for one, other in ((names, columns), (columns, names))
@@ -364,12 +366,29 @@ def _timed(
 def _named_as(
     columns: dict[str, list[str]], names: Sequence[str], file: str, notes: list[str], renamed: Mapping[str, str]
 ) -> dict[str, list[str]]:
-    """``columns`` with the ``names`` of another table's, by ``renamed`` or where only case, spaces and signs differ."""
-    others = {bare(name): name for name in names if name not in columns}
-    others |= {bare(own): name for own, name in renamed.items() if name in others.values()}
-    read = {name: others[bare(name)] for name in columns if name not in names and bare(name) in others}
+    """``columns`` with the ``names`` of another table's, by ``renamed`` or where only case, spaces and signs differ.
+
+    One that differs by case alone comes first; UserError where two may be meant: "CRP mg/l" and "crp_mg_l".
+    """
+    read, lacking = dict[str, str](), dict.fromkeys(name for name in names if name not in columns)
+    for same in (str.casefold, bare):
+        others = {same(name): name for name in lacking}
+        others |= {same(own): name for own, name in renamed.items() if name in lacking}
+        taken = {*names, *read}
+        found = {name: others[same(name)] for name in columns if name not in taken and same(name) in others}
+        read |= _renamed(found, found, file)
+        lacking = {name: None for name in lacking if name not in {*found.values()}}
     notes += [f"{file}: {some([*read], 3)} are read as {some([*read.values()], 3)}"] if read else []
     return {read.get(name, name): cells for name, cells in columns.items()}
+
+
+def _renamed(columns: Iterable[str], given: Mapping[str, str], file: str) -> dict[str, str]:
+    """What ``columns`` are called by ``given``; UserError where two have one name."""
+    found = {name: given[name] for name in columns if name in given}
+    if twice := [name for name, n in Counter(found.values()).items() if n > 1]:
+        both = [name for name in found if found[name] == twice[0]]
+        raise UserError(f"{file}: {twice[0]}: expected one column, got {some(both, 4)}: give one another name")
+    return found
 
 
 def _plainly(name: str, texts: Sequence[str]) -> dict[str, str]:
