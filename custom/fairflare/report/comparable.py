@@ -17,12 +17,15 @@ Groups = dict[str, dict[Any, Json]]
 
 MUST_AGREE = {
     "the task": lambda run: run["task"]["id"],
-    "the options of the task": lambda run: {**(run["task"]["options"] or {}), DATA_SEED: None},
+    "the options of the task": lambda run: _options(run, (DATA_SEED, *PLANNED)),
     "the headline metric": lambda run: run["headline"],
     "the list of sites": lambda run: [row["site"] for row in run["sites"]],
     "the grouping": lambda run: (run.get("groups") or {}).get("by"),
 }
+WITH_ONE_SEED = {"the options of the task": lambda run: _options(run, (DATA_SEED,))}
 DATA_SEED = "data_seed"
+PLANNED = ("columns", "scaling", "outcome_scale", "mean", "std", "window")
+"""Options that a plan reads off the training examples, which each seed draws."""
 AFTER = "after"
 NO_OBJECTIVE = ("precision",)
 """Training settings that change neither what is minimised nor how, but only the numbers' format."""
@@ -59,10 +62,11 @@ def require_same_data(runs: Sequence[Json]) -> None:
     by_seed: dict[Any, Json] = {}
     sizes: dict[Any, dict[str, int]] = {}
     for run in runs:
-        for what, read in MUST_AGREE.items():
-            if canonical(read(run)) != canonical(read(first)):
-                raise UserError(f"compare: {what} of {title(run)} differs from that of {title(first)}")
         twin = by_seed.setdefault(run["seed"], run)
+        for other, checks in ((first, MUST_AGREE), (twin, WITH_ONE_SEED)):
+            for what, read in checks.items():
+                if canonical(read(run)) != canonical(read(other)):
+                    raise UserError(f"compare: {what} of {title(run)} differs from that of {title(other)}")
         known = sizes.setdefault(run["seed"], {})
         rows = () if run["method"].get("selector") == POOL else run["sites"]  # there one site has those of all
         own = {row["site"]: row["n_examples"] for row in rows if row["n_examples"] is not None}
@@ -122,6 +126,10 @@ def setting_notes(groups: Groups) -> list[str]:
     if said := "; ".join(f"{label}: {listing(in_order(sites))}" for label, sites in bounded.items() if sites):
         notes.append(f"Bounds on single sites shortened updates or capped weights, which robust=off does not: {said}.")
     return notes
+
+
+def _options(run: Json, without: Iterable[str]) -> Json:
+    return {**(run["task"]["options"] or {}), **dict.fromkeys(without)}
 
 
 def canonical(value: Any) -> str:

@@ -118,6 +118,14 @@ def test_other_training_data_with_one_seed_are_refused(make_run):
     compare([make_run("A", 0), make_run("A", 1) | {"sites": other["sites"]}, make_run("B", 0), other])
 
 
+def test_what_a_plan_reads_off_a_draw_may_differ_over_seeds_alone(make_run):
+    options = [{"severity": 3, "data_seed": seed, "scaling": f"of draw {seed}"} for seed in (0, 1)]
+    runs = [make_run(name, seed, options=options[seed]) for name in "AB" for seed in (0, 1)]
+    assert compare(runs)["seeds"] == [0, 1]
+    with pytest.raises(UserError, match="the options of the task of B"):
+        compare([*runs[:3], make_run("B", 1, options=options[1] | {"scaling": "another"})])
+
+
 def test_the_same_run_twice_is_refused(make_run):
     with pytest.raises(UserError, match="given twice"):
         compare([make_run("A", 0), make_run("A", 0)])
