@@ -7,7 +7,9 @@ import numpy as np
 import pytest
 
 from command_line import call
-from fairflare.studies.comparison import _add, _redrawn, _same_patients
+from fairflare.engine.files import BEST, MODEL, save_tensors
+from fairflare.engine.setup.parts import build_parts
+from fairflare.studies.comparison import _add, _redrawn, _same_patients, with_shown_model
 from fairflare.studies.study import arms
 
 
@@ -28,6 +30,17 @@ def test_seeds_with_the_same_patients_resample_them_together():
         assert _same_patients([config for _, config in arms(["fedavg"], name, [0, 1])]) is same
     fixed = arms(["fedavg"], "support2:dirichlet", [0, 1], fixed_data=True)
     assert _same_patients([config for _, config in fixed])
+
+
+@pytest.mark.parametrize("headline", ["best", "final"])
+def test_what_is_looked_at_again_is_the_model_that_the_table_is_of(tmp_path, headline):
+    values = {"best_by": "mean", "headline": headline, "model": "linear"}
+    ((_, config),) = arms(["fedavg"], "support2:dirichlet", [0], values=values)
+    model = build_parts(config).model
+    for name, value in ((MODEL, 1.0), (BEST, 2.0)):
+        save_tensors(tmp_path / name, {key: one.new_full(one.shape, value) for key, one in model.items()})
+    found = with_shown_model(config, tmp_path).network.state_dict()
+    assert all((one == (2 if headline == "best" else 1)).all() for one in found.values())
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A comparison: a study of methods and seeds on the same data, its files, and its final models evaluated again.
+"""A comparison: a study of methods and seeds on the same data, its files, and its models evaluated again.
 
 Resampled test patients need outcomes of single patients, which only a comparison has: all its data are on this machine.
 Intervals alone are kept. Methods whose results are those of the sites' own
@@ -20,7 +20,7 @@ from torch import Tensor
 from fairflare.core.errors import UserError
 from fairflare.core.manifest import all_versions
 from fairflare.core.seeds import derive
-from fairflare.engine.files import MODEL, read_model, save_json, save_text
+from fairflare.engine.files import BEST, MODEL, is_file, read_model, save_json, save_text
 from fairflare.engine.setup.config import RunConfig, site_of_client
 from fairflare.engine.setup.parts import Parts, build_parts
 from fairflare.functional.intervals import Owners, resamples
@@ -143,7 +143,7 @@ def _add(paired: Json, found: Json) -> None:
 
 def _quantities(config: RunConfig, folder: Path, resamples: int, higher: bool, drawn_by: int) -> dict[str, list[float]]:
     """Each of ``RESAMPLED`` for every resample of the patients, whose seed is ``drawn_by``; nan where undefined."""
-    parts = with_final_model(config, folder)
+    parts = with_shown_model(config, folder)
     names = site_of_client(config, parts.task)
     data = {name: parts.task.site_data(site) for name, site in names.items()}
     outputs = {name: (*predicted(parts, config, own), own.patients("test")) for name, own in data.items()}
@@ -172,10 +172,11 @@ def headline_of(task: Task, outputs: Tensor, targets: Tensor) -> float | None:
     return task.kind.evaluate((task.headline,), outputs, targets, task.classes).get(task.headline)
 
 
-def with_final_model(config: RunConfig, folder: Path) -> Parts:
-    """The run's parts, with its final model in the network."""
+def with_shown_model(config: RunConfig, folder: Path) -> Parts:
+    """The run's parts, with the shared model that its report is about in the network."""
     parts = build_parts(config, at_site=True)
-    parts.network.load_state_dict(read_model(folder / MODEL))
+    best = config.headline == "best" and is_file(folder / BEST)
+    parts.network.load_state_dict(read_model(folder / (BEST if best else MODEL)))
     return parts
 
 

@@ -24,7 +24,7 @@ from fairflare.engine.setup.config import RunConfig, site_of_client
 from fairflare.engine.setup.parts import build_parts
 from fairflare.report.fairness import std, worst
 from fairflare.report.groups import harmonic, harmonic_printed
-from fairflare.studies.comparison import Json, headline_of, summary_of, with_final_model
+from fairflare.studies.comparison import Json, headline_of, summary_of, with_shown_model
 from fairflare.studies.runs import predicted
 from fairflare.tasks.base import Task
 
@@ -72,12 +72,12 @@ def dealt_as(task: Task, other: Task) -> dict[str, TensorData]:
 
 
 def on_mixture(config: RunConfig, folder: Path, options: Mapping[str, Any], higher: bool) -> Json:
-    """One run's final model on the test patients as ``dealt_as`` gives them to sites.
+    """One run's model on the test patients as ``dealt_as`` gives them to sites.
 
     A site that uses a model of its own, as in training alone, has it wherever its patients are from. Returns mean,
     worst, std, std_sample, gap, and sites: site -> n and value.
     """
-    parts = with_final_model(config, folder)
+    parts = with_shown_model(config, folder)
     data = dealt_as(parts.task, _other(parts.task, config, options))
     models = load_checkpoint(folder / CHECKPOINT).models if parts.rule.counts_own else {}
     answers: Predicted = {}
