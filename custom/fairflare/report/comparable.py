@@ -15,6 +15,9 @@ Json = dict[str, Any]
 Groups = dict[str, dict[Any, Json]]
 """Label of a method -> seed -> run summary, in the order in which the methods came."""
 
+DATA_SEED = "data_seed"
+PLANNED = ("columns", "scaling", "outcome_scale", "mean", "std", "window")
+"""Options that a plan reads off the training examples, which each seed draws."""
 MUST_AGREE = {
     "the task": lambda run: run["task"]["id"],
     "the options of the task": lambda run: _options(run, (DATA_SEED, *PLANNED)),
@@ -23,9 +26,6 @@ MUST_AGREE = {
     "the grouping": lambda run: (run.get("groups") or {}).get("by"),
 }
 WITH_ONE_SEED = {"the options of the task": lambda run: _options(run, (DATA_SEED,))}
-DATA_SEED = "data_seed"
-PLANNED = ("columns", "scaling", "outcome_scale", "mean", "std", "window")
-"""Options that a plan reads off the training examples, which each seed draws."""
 AFTER = "after"
 NO_OBJECTIVE = ("precision",)
 """Training settings that change neither what is minimised nor how, but only the numbers' format."""
