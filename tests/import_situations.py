@@ -712,6 +712,15 @@ def repeated_names(name, sites=3, people=4):
     return make
 
 
+def small_lesions(root):
+    """Volumes of 100 slices with two structures in one slice of one mask."""
+    for k in range(8):
+        image, mask = np.random.default_rng(k).normal(9, 1, (16, 16, 100)), np.zeros((16, 16, 100), np.uint8)
+        mask[2:9, 2:9, 31], mask[3:5, 3:5, 31] = k == 3, 2 * (k == 3)
+        for name, voxels in ((f"c{k}x", image), (f"c{k}x_mask", mask)):
+            write(root / f"{name}.nii.gz", voxels, np.eye(4))
+
+
 def on_a_fourth_axis(n):
     def make(root):
         rng = np.random.default_rng(0)
@@ -728,6 +737,10 @@ add("names of few patients at each hospital", repeated_names("P{0}{1}_slice{2}")
 add("the same few names at each hospital", repeated_names("pat_P{1:02d}_slice{2}"), at=".", patient=BY_NAMES, rows=72)
 add("names that repeat and may be scanners", repeated_names("{1}T{0}_{2}", people=2), at=".",
     refused=("may be the patient", "--patient name", "--patient none"), leads=dict(patient="", rows=36))
+add("small lesions in few slices", small_lesions, "--slices 20 --classes organ,tumour", at=".", kind="segmentation",
+    classes=["organ", "tumour"], sites=1)
+add("small lesions in few slices of whole volumes", small_lesions, "--kind volume-segmentation", at=".", sites=1,
+    kind="volume-segmentation", classes=["structure 1", "structure 2"], rows=8)
 add("contrasts on the fourth axis", on_a_fourth_axis(2), at=".", refused=("p00.nii.gz: several volumes in one file",),
     leads=dict(kind="volume-segmentation", rows=24, channels="2"))
 add("a time series on the fourth axis", on_a_fourth_axis(20), at=".", refused=("20 volumes in one file", "their mean"))

@@ -206,7 +206,7 @@ def look(root: Path, chosen: Choices, tell: Tell = nothing) -> Found:
         named = {value: name for path in lists for value, name in structures_in(path).items()}
         masks = {site: [one.label for one in found.of(site)] for site in found.sites}
         named = named or segments_in(files.root / next(iter(masks.values()))[0])
-        classes, options = structures(files.root, masks, chosen.classes, named)
+        classes, options = structures(files, masks, chosen.classes, named)
         found = replace(found, classes=classes, options={**found.options, **options})
     elif found.form.classes:
         found = with_agreed_labels(found, chosen)

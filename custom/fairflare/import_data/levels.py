@@ -200,14 +200,16 @@ def is_patient_level(table: pd.DataFrame, name: str, free: Sequence[str]) -> boo
 
 MOST_STRUCTURES = 8
 SLICES = 9
-"""Of a mask's volume that are looked at."""
+"""Of a mask's TIFF or DICOM file that are looked at, as each opens the file anew; of NIfTI all are."""
 OF_A_SITE = 20
 LOOKED_AT = 300
-"""Masks whose pixel values are read; preflight reads all."""
+"""Masks whose pixel values are read, unless all of these are empty; preflight reads all."""
+OFTEN = 10
+"""Masks after which it is told how many have been read."""
 
 
 def structures(
-    root: Path, masks: Mapping[str, Sequence[str]], chosen: Sequence[str], named: Mapping[int, str]
+    files: Files, masks: Mapping[str, Sequence[str]], chosen: Sequence[str], named: Mapping[int, str]
 ) -> tuple[tuple[str, ...], dict[str, str]]:
     """The structures that the masks show, and the task's option for their pixel values, if it needs one.
 
@@ -221,7 +223,9 @@ def structures(
             masks share no value but 0: one site writes 1 and another 255.
     """
     most = max(OF_A_SITE, LOOKED_AT // len(masks))
-    found = {site: _values(root, own[:: max(1, len(own) // most)]) - {0.0} for site, own in masks.items()}
+    found = {site: _values(files, own[:: max(1, len(own) // most)]) for site, own in masks.items()}
+    if not any(found.values()):
+        found = {site: _values(files, own) for site, own in masks.items()}
     present = sorted(set().union(*found.values()))
     if not present:
         raise UserError("init: the masks are empty: every pixel is 0")
@@ -246,19 +250,28 @@ def structures(
     return tuple(names), option
 
 
-def _values(root: Path, masks: Iterable[str]) -> set[float]:
+def _values(files: Files, masks: Iterable[str]) -> set[float]:
+    """Of all pixels, other than 0."""
     found: set[float] = set()
-    for mask in masks:
-        n = 1 if mask.lower().endswith(FLAT) else slices_of(root, mask)
-        evenly = sorted({round(k * (n - 1) / (SLICES - 1)) for k in range(SLICES)})
-        for frame in evenly if n > 1 else [None]:
-            values = pixels(root, mask, frame)
-            if len(values) > 1 and (values != values[:1]).any():
-                raise UserError(f"init: {mask}: expected a mask of one number per pixel, got colours")
-            found |= {float(v) for v in np.unique(values)}
+    for number, mask in enumerate(masks):
+        if number % OFTEN == 0:
+            files.tell("masks", number)
+        found |= set(_values_of(files.root, mask).tolist()) - {0.0}
         if len(found) > 10 * MOST_STRUCTURES:
             break
     return found
+
+
+def _values_of(root: Path, mask: str) -> np.ndarray:
+    n = 1 if mask.lower().endswith(FLAT) else slices_of(root, mask)
+    if n > 1 and form_of(Path(mask)) == "nifti":
+        with _refused(mask):
+            return nifti.values_in(root / mask)
+    evenly = sorted({round(k * (n - 1) / (SLICES - 1)) for k in range(SLICES)})
+    slices = [pixels(root, mask, frame) for frame in (evenly if n > 1 else [None])]
+    if any(len(one) > 1 and (one != one[:1]).any() for one in slices):
+        raise UserError(f"init: {mask}: expected a mask of one number per pixel, got colours")
+    return np.unique(np.concatenate([np.unique(one) for one in slices]))
 
 
 def pixels(root: Path, path: str, frame: int | None = None) -> np.ndarray:

@@ -17,7 +17,7 @@ from fairflare.core.errors import DataError
 from fairflare.core.extras import need
 from fairflare.core.validation import shown
 from fairflare.data.readers import stored
-from fairflare.data.readers.limits import check
+from fairflare.data.readers.limits import LIMITS, check
 
 SIZES = {348: "Nifti1Header", 540: "Nifti2Header"}
 """Bytes of a header -> nibabel's class."""
@@ -106,6 +106,18 @@ def read(path: Path, frame: int | None = None, *, window: str = "") -> stored.St
         raise stored.unreadable(path, "window=file, and its header has none: no cal_min below cal_max")
     scaled = np.clip((values.astype(np.float64) - low) / (high - low), 0, 1) * 255
     return stored.Stored(scaled.astype(np.float32), natural=True)
+
+
+def values_in(path: Path) -> np.ndarray:
+    """The different values other than 0 of all slices, in parts that memory holds; errors as of ``read``."""
+    found = opened(path)
+    step = max(1, LIMITS.pixels // (found.height * found.width))
+    values: list[np.ndarray] = []
+    for k in range(0, found.frames, step):
+        with stored.guarded(path):
+            voxels = np.asarray(found.image.dataobj[:, :, k : k + step])
+        values.append(np.unique(voxels[voxels != 0]))
+    return stored.finite(path, np.unique(np.concatenate(values)))
 
 
 def _check(path: Path) -> None:
