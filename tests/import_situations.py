@@ -461,6 +461,14 @@ add("a column more at one site", of_sites(B=lambda one: one.assign(extra=1)), at
 add("outcomes in other words", of_sites(A=lambda one: one.replace({"died": {0: "alive", 1: "dead"}}),
     B=lambda one: one.replace({"died": {0: "survived", 1: "died"}})), at=".", sites=2, classes=["alive", "dead"],
     says=["B_hospital: survived, died are read as alive, dead"])
+LIVED, ALIVE = {0: 1, 1: 0}, {0: "alive", 1: "dead"}
+SURVIVED = of_sites("ABC", **{site: lambda one, words=words: one.replace({"died": words}).rename(
+    columns={"died": "survived"}) for site, words in (("A", LIVED), ("B", ALIVE), ("C", LIVED))})
+add("1 at some sites where others say alive or dead", SURVIVED, "--label survived", at=".",
+    refused=("survived: holds 0, 1 at some sites and alive, dead at others", "--event-value 0", "--event-value 1"),
+    leads=dict(classes=["1", "0"], says=["B_hospital: alive, dead are read as 1, 0"]))
+add("1 that is said to be dead", SURVIVED, "--label survived --event-value 1", at=".", classes=["0", "1"],
+    says=["B_hospital: alive, dead are read as 0, 1"])
 add("outcomes in words that do not say which", of_sites(B=lambda one: one.replace({"died": {0: 2, 1: 1}})), at=".",
     refused=("labels differ between sites", "--classes 0,1,2"))
 add("decimal commas at one site", lambda root: base().astype({"crp": object}).assign(crp=lambda t:

@@ -8,6 +8,7 @@ import re
 import shutil
 from collections import defaultdict
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pandas as pd
@@ -25,6 +26,7 @@ from cases import each
 from command_line import call
 from dicom_sets import dataset, save
 from fairflare.core.errors import DataError, UserError
+from fairflare.data.inputs import TableInputs
 from fairflare.data.readers.datalist import Contrasts, Frame, Item
 from fairflare.data.readers.pictures import Reader
 from fairflare.data.site_config import SiteConfig, read_site_config
@@ -32,6 +34,7 @@ from fairflare.engine.setup import tasks
 from fairflare.import_data.detect import look
 from fairflare.import_data.labels import known_after, says_class, says_site
 from fairflare.import_data.proposal import Choices
+from fairflare.import_data.tables import read_again
 from fairflare.import_data.write import lines as lines_of
 from fairflare.tasks.kinds.own import INSIDE
 from volume_files import ball, turned
@@ -253,6 +256,18 @@ def test_an_id_is_of_one_patient_in_every_spelling(other, tmp_path):
     assert found.patients == "column pid"
     splits = [one.split for one in found.examples]
     assert splits[:120] == splits[120:] and len({*splits}) == 3
+
+
+@each("column, refused", [("survived", True), ("died", False)])
+def test_a_model_s_other_tables_do_not_say_survived_in_other_words(column, refused, tmp_path):
+    hospital_habits.write(tmp_path, hospital_tables.cohort()[["died"]].rename(columns={"died": column}))
+    read = partial(read_again, tmp_path / "cohort.csv", TableInputs(()), (column,))
+    if refused:
+        with pytest.raises(DataError, match="survived: expected alive, dead, got 0, 1, which may mean either of them"):
+            read(("alive", "dead"))
+    else:
+        assert read(("alive", "dead"))[1] == ["died: 0, 1 are read as alive, dead"]
+    assert not read(("0", "1"))[1] and read(("no", "yes"))[1] == [f"{column}: 0, 1 are read as no, yes"]
 
 
 def test_a_code_for_missing_is_found_as_pandas_writes_it_and_in_one_column_alone(tmp_path):

@@ -29,7 +29,7 @@ from fairflare.engine.files import save_json
 from fairflare.engine.setup import tasks
 from fairflare.engine.setup.method_defaults import default_parts
 from fairflare.engine.setup.plans import FORMAT, Plan, plan_for, plan_of, read_fingerprint
-from fairflare.import_data.labels import event_last
+from fairflare.import_data.labels import event_last, may_be_turned
 from fairflare.tasks.base import Task
 from fairflare.tasks.fingerprint import Fingerprint, file_name, fingerprint
 from fairflare.tasks.kinds.own import OwnData, folder_of_lists, read_description
@@ -245,9 +245,10 @@ def _way(task: Tabular, site: str, own: SiteConfig | None) -> str:
         here.convert(table, GAPS)
         words = in_order({cell for cell in table.get(task.label, ()) if cell and cell not in GAPS})
         (ours, sure), (theirs, known) = event_last(words), event_last(task.classes)
+        turned = may_be_turned(task.label, ours, theirs)
         plain = {"".join(name.lower().split()): name for name in task.classes}
         pairs = {word: plain.get("".join(word.lower().split()), "") for word in words}
-        if not all(pairs.values()) and sure and known and len(ours) == len(theirs):
+        if not all(pairs.values()) and sure and known and len(ours) == len(theirs) and not turned:
             pairs = dict(zip(ours, theirs, strict=True))
         if pairs and all(pairs.values()):
             return f". {converting(site, {}, {task.label: pairs})}"

@@ -37,6 +37,8 @@ WORDS: dict[str, tuple[str, ...]] = {
 STAYS = ("hospitaliz", "hospitalis")
 YES, NO = frozenset(WORDS["cell_yes"]), frozenset(WORDS["cell_no"])
 EVENT, NO_EVENT = (frozenset({*map(plain, WORDS[f"cell_{key}"]), *WORDS[f"event_{key}"]}) for key in ("yes", "no"))
+REVERSED = re.compile("censor|cnsr|alive|surviv")
+"""Names, in lower case, of columns whose 1 or yes may say that there was no event."""
 SPLITS = re.compile(
     r"(train(?:ing)?s?|val(?:id(?:ation)?)?s?|test(?:ing)?s?|dev|holdout)[\W_]*(?:set|data|daten|split|cases|images|imgs)"
 )
@@ -141,6 +143,15 @@ def _says_event(name: str) -> int:
     if turned:
         return -1
     return ("".join(words) in EVENT) - ("".join(words) in NO_EVENT)
+
+
+def may_be_turned(name: str, *pairs: Sequence[str]) -> bool:
+    """Whether 1 of one of the ``pairs`` of classes may be alive of another, as in a column called survived."""
+    return bool(REVERSED.search(name.lower())) and len({*map(_are_answers, pairs)}) > 1
+
+
+def _are_answers(pair: Sequence[str]) -> bool:
+    return all(one.strip().lower() in YES | NO for one in pair)
 
 
 def mostly(found: Collection[bool]) -> bool:
@@ -327,11 +338,14 @@ def with_agreed_labels(found: Found, chosen: Choices) -> Found:
     union: set[str] = set().union(*labels.values())
     pairs = {site: event_last(in_order(own)) for site, own in labels.items()}
     if not chosen.classes and len(union) > PAIR and all(sure and len(own) == PAIR for own, sure in pairs.values()):
-        usual = Counter(own for own, _ in pairs.values()).most_common(1)[0][0]
-        read = {site: dict(zip(own, usual, strict=True)) for site, (own, _) in pairs.items()}
+        ordered = _turned(
+            found.options.get("label") or chosen.label, {site: own for site, (own, _) in pairs.items()}, chosen
+        )
+        usual = Counter(ordered.values()).most_common(1)[0][0]
+        read = {site: dict(zip(own, usual, strict=True)) for site, own in ordered.items()}
         examples = [replace(one, label=read[one.site][one.label]) for one in found.examples]
         texts = [
-            f"{site}: {some(own, 2)} are read as {some(usual, 2)}" for site, (own, _) in pairs.items() if own != usual
+            f"{site}: {some(own, 2)} are read as {some(usual, 2)}" for site, own in ordered.items() if own != usual
         ]
         return replace(found, examples=examples, classes=usual, notes=(*found.notes, *texts))
     if twins := alike(union):
@@ -347,6 +361,20 @@ def with_agreed_labels(found: Found, chosen: Choices) -> Found:
         ways = f"({flag('classes', *in_order(union))} takes them for {len(union)} classes)"
         raise UserError(f"init: labels differ between sites ({text}): expected the same, with the same meaning {ways}")
     return found
+
+
+def _turned(name: str, pairs: Mapping[str, tuple[str, ...]], chosen: Choices) -> Mapping[str, tuple[str, ...]]:
+    """Site -> its two classes, the event last, where 1 of the column ``name`` may be no event: asked about."""
+    if not may_be_turned(name, *pairs.values()):
+        return pairs
+    none, event = next(own for own in pairs.values() if _are_answers(own))
+    words = next(own for own in pairs.values() if not _are_answers(own))
+    readings = [Reading(f"{one} is {words[1]}", flag("event-value", one)) for one in (none, event)]
+    if told := [one for one in chosen.event_value if _are_answers([one])]:
+        turned = _says_event(told[0]) < 0
+    else:
+        turned = not chosen.ask(f"{name}: holds {none}, {event} at some sites and {some(words, 2)} at others", readings)
+    return {site: own[::-1] if turned and _are_answers(own) else own for site, own in pairs.items()}
 
 
 ATTRIBUTES, AGE = WORDS["column_group"], WORDS["column_age"]

@@ -41,6 +41,7 @@ from fairflare.import_data.labels import (
     event_last,
     groups_of,
     is_date,
+    may_be_turned,
     name_words,
     parted,
     same_numbers,
@@ -301,6 +302,11 @@ def read_again(
     for name in (name for name in outcome[:1] if name in table):
         (own, clear), (usual, known) = event_last(in_order({*table[name]} - {""})), event_last(classes)
         if clear and known and len(own) == len(usual) == 2 and not {*own} & {*usual}:
+            if may_be_turned(name, own, usual):
+                text = (
+                    f"expected {some(usual, 2)}, got {some(own, 2)}, which may mean either of them by the column's name"
+                )
+                raise DataError("label", f"table {path.name}: {name}: {text}")
             table[name] = table[name].map({"": "", **dict(zip(own, usual, strict=True))})
             notes.append(f"{name}: {some(own, 2)} are read as {some(usual, 2)}")
         for sign in said["separator"]:

@@ -22,7 +22,6 @@ NAMED = re.compile(
     r"(^|_)(os|pfs|dfs|rfs|fu|survival|surv|follow_?up)_?(time|days?|weeks?|months?|years?)$"
 )
 """Names, in snake case, that say a time to an event or to the last that is known."""
-REVERSED = re.compile("censor|cnsr|alive|surviv")
 EARLY, OFTEN = 0.9, 0.05
 """Quantile of the events' times, and the share of the others who are lost before it, from which on a class misleads."""
 USUAL = (30, 90, 180, 365, 730, 1095, 1825, 3650)
@@ -141,7 +140,7 @@ def _horizon(name: str, days: pd.Series, longest: float) -> str:
 def _value_by_words(event: str, cells: pd.Series) -> list[str]:
     """The values that are events, by what their words say; [] where they do not say it of all."""
     values = different(cells)
-    if REVERSED.search(event.lower()):
+    if naming.REVERSED.search(event.lower()):
         return []
     if set(naming.same_numbers(values)) == {"0", "1"}:
         return [value for value in values if float(value) == 1]
@@ -194,10 +193,10 @@ def _with_event_value(table: pd.DataFrame, columns: Sequence[str], names: Sequen
         )
         raise UserError(f"init: {event}: {text}")
     likely = _candidates(cells)
-    if REVERSED.search(event.lower()):
+    if naming.REVERSED.search(event.lower()):
         likely = likely[::-1] if likely[0] != "0" else likely
     readings = [Reading(f"{value} is an event", flag("event-value", value)) for value in likely]
-    why = "its name may say that 1 is no event" if REVERSED.search(event.lower()) else f"holds {some(values, 4)}"
+    why = "its name may say that 1 is no event" if naming.REVERSED.search(event.lower()) else f"holds {some(values, 4)}"
     return replace(chosen, event_value=(likely[chosen.ask(f"{event}: {why}", readings)],))
 
 
