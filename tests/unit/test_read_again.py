@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """`predict` and `evaluate` read a hospital's table as `init` has read those of training."""
 
+import json
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -10,8 +12,10 @@ from cases import each
 from command_line import call
 from fairflare.core.errors import UserError
 from fairflare.data.inputs import TableInputs
+from fairflare.data.readers.cases import patients_of
 from fairflare.data.readers.table_features import Feature
 from fairflare.data.readers.tables import read_table
+from fairflare.data.table_columns import reading_of
 from fairflare.import_data.tables import read_again
 from fairflare.tasks.kinds.own import INSIDE
 
@@ -45,6 +49,18 @@ def test_no_column_takes_the_place_of_another(tmp_path, capsys):
     code, _, err = call(capsys, "init", root, *how, "--rename", "CRP %=crp,crp_=crp")
     assert code == 2 and refusal in err
     assert call(capsys, "init", root, *how, "--rename", "crp_=crp", "--leave-out", "CRP %")[0] == 0
+
+
+def test_an_evaluation_knows_the_column_of_patients(tmp_path, capsys):
+    rows = import_situations.base(n=240, sites="AB", visits=3, case_nr=lambda rng, t: t["who"])
+    rows.to_csv(tmp_path / "t.csv", index=False)
+    how = ("--label", "died", "--patient", "case_nr", "--dry-run", "--json")
+    code, out, err = call(capsys, "init", tmp_path / "t.csv", *how)
+    assert code == 0, err
+    inputs = TableInputs(INPUTS.numbers, reading=reading_of(json.loads(out)["options"]["reading"]))
+    rows.rename(columns={"case_nr": "Case-Nr"}).to_csv(tmp_path / "new.csv", index=False)
+    whose = patients_of(read_again(tmp_path / "new.csv", inputs, ["died"], ["0", "1"])[0])
+    assert len({*whose}) == 80 and len({*zip(whose, rows["case_nr"], strict=True)}) == 80
 
 
 CLOCKS = {

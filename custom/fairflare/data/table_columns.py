@@ -94,8 +94,8 @@ def renamed_of(text: str, key: str = "renamed") -> dict[str, str]:
     return {theirs: ours for theirs, _, ours in pairs}
 
 
-READING = ("events", "none", "time", "since", "until", "separator", "missing", *LAYOUT)
-"""Keys of the option ``reading``: cells of events, and what ``init`` was told of times, lists, gaps and layout."""
+READING = ("events", "none", "time", "since", "until", "separator", "missing", "patient", *LAYOUT)
+"""Keys of the option ``reading``: cells of events, what ``init`` was told of times, lists, gaps, patient, layout."""
 
 
 def reading_of(text: str) -> dict[str, tuple[str, ...]]:

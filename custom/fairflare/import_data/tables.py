@@ -24,7 +24,7 @@ import pandas as pd
 from fairflare.core.errors import DataError, UserError
 from fairflare.core.validation import flag, in_order, natural, shown, some
 from fairflare.data.readers import geometry
-from fairflare.data.readers.cases import DESCRIPTION, INSIDE
+from fairflare.data.readers.cases import DESCRIPTION, INSIDE, PATIENTS
 from fairflare.data.readers.geometry import stem
 from fairflare.data.readers.table_features import EXCEL, gaps_of, iso_date, plain
 from fairflare.data.readers.tables import EXCEL as WORKBOOKS
@@ -274,12 +274,16 @@ def read_again(
         The rows, and what is read otherwise than it is written, a line each.
     """
     notes: list[str] = []
-    said = {key: inputs.reading.get(key, ()) if outcome else () for key in ("time", "since", "missing", "separator")}
-    wanted = list(dict.fromkeys((*outcome, *said["time"], *said["since"], *inputs.columns, *inputs.known)))
+    keys = ("time", "since", "patient", "missing", "separator")
+    said = {key: inputs.reading.get(key, ()) if outcome else () for key in keys}
+    told = [name for key in keys[:3] for name in said[key]]
+    wanted = list(dict.fromkeys((*outcome, *told, *inputs.columns, *inputs.known)))
     missing = [one if "=" in one else f"{name}={one}" for one in said["missing"] for name in outcome]
     columns = _named_as(_laid_out(path, inputs.reading, wanted), wanted, path.name, notes, inputs.renamed)
     table, no_numbers = _cleaned(columns, path.name, missing, notes)
     table = table.reset_index(drop=True)
+    for name in (name for name in said["patient"] if name in table):
+        table[PATIENTS[0]] = table[name]
     levels = {name: {*inputs.known.get(name, ()), ""} for name in wanted if name in no_numbers}
     _rewrite(table, [name for name, own in levels.items() if not {*table[name]} <= own], notes)
     if BAND in inputs.known and BAND not in table:
@@ -852,8 +856,8 @@ def _rows(files: Files, table: pd.DataFrame, columns: Sequence[str], chosen: Cho
         exposure = {"amount": "count", "exposure": chosen.exposure}
         spent[chosen.exposure] = kept[chosen.exposure]
     told = {name: ["" if row[name] is None else str(row[name]) for row in outcome.told] for name in several}
-    lists = outcome.kind == "multilabel" and not several
-    reading = _reading(chosen, several or [label], separator={sign_between(kept[label])} - {read.SIGN} if lists else ())
+    signs = {sign_between(kept[label])} - {read.SIGN} if outcome.kind == "multilabel" and not several else ()
+    reading = _reading(chosen, several or [label], separator=signs, patient={role.patient} - {"", *PATIENTS})
     whose = table[role.site] if role.site else table[SITE]
     gone = in_order({*whose[missing]} - {*whose[~missing]} - {""})
     lacking = (f"{some(gone, 8)}: no row has {label}, so that the site is left out",) * bool(gone)
@@ -966,7 +970,7 @@ def _times(files: Files, table: pd.DataFrame, columns: Sequence[str], chosen: Ch
     told |= {"none": [one for one in entries if event_key(one) not in happened_as]}
     told |= {"time": names if dated or names[1:] else []}
     told |= {"since": [chosen.since] if dated else [], "until": [chosen.until] if dated and chosen.until else []}
-    reading = _reading(chosen, (event, *names), **told)
+    reading = _reading(chosen, (event, *names), patient={role.patient} - {"", *PATIENTS}, **told)
     options = {"label": event, "time": time, "horizons": chosen.horizons, **reading}
     made = Found("survival", f"tables with times ({time}) and events ({event})", [], (), options, notes=notes)
     return _with_rows(made, kept, columns, role, spent, kept[event], kept[event], {time: kept[time]}, chosen)
