@@ -63,6 +63,28 @@ def test_an_evaluation_knows_the_column_of_patients(tmp_path, capsys):
     assert len({*whose}) == 80 and len({*zip(whose, rows["case_nr"], strict=True)}) == 80
 
 
+def test_a_comma_is_a_decimal_one_in_a_column_of_numbers(tmp_path):
+    rows = import_situations.base(n=60)
+    rows.assign(crp=[f"{one:.1f}".replace(".", ",") for one in rows["crp"]]).to_csv(tmp_path / "new.csv", index=False)
+    found = INPUTS.features(
+        "new.csv", {name: list(read_again(tmp_path / "new.csv", INPUTS)[0][name]) for name in INPUTS.columns}
+    )
+    assert np.allclose(found[0], rows[["age", "crp"]])
+
+
+def test_one_cell_that_is_no_age_takes_nobody_else_s_band(tmp_path, capsys):
+    rows = import_situations.base(n=60, sites="AB").astype({"age": object})
+    rows.loc[3, "age"] = "k.A."
+    rows.to_csv(tmp_path / "t.csv", index=False)
+    assert call(capsys, "init", tmp_path / "t.csv", "--label", "died", "--yes")[0] == 0
+    made = pd.concat(read_table(path) for path in (tmp_path / INSIDE).glob("*.csv"))
+    inputs = TableInputs(INPUTS.numbers, known={"age_band": ("under 40", "40 to 59", "60 to 79", "80 and over")})
+    again, few = read_again(tmp_path / "t.csv", inputs)[0], tmp_path / "few.csv"
+    assert sorted(made["age_band"]) == sorted(again["age_band"]) and (again["age_band"] != "").sum() == 59
+    rows[2:5].to_csv(few, index=False)
+    assert (read_again(few, inputs)[0]["age_band"] != "").tolist() == [True, False, True]
+
+
 CLOCKS = {
     "seconds": "%Y-%m-%dT%H:%M:%S",
     "minutes": "%Y-%m-%d %H:%M",

@@ -429,7 +429,7 @@ def groups_of(table: pd.DataFrame, taken: Sequence[str], asked: Sequence[str]) -
         values = [cell for cell in cells.unique() if not is_missing(cell)]
         few = 2 <= len(values) <= MOST_VALUES and not any(sign in value for value in values for sign in "|;=+")
         ages = years(pd.Series(values, index=values, dtype=object)) if plain in AGE else pd.Series(dtype=float)
-        if len(ages) and ages.notna().all():
+        if len(ages) and ages.reindex(cells[cells.isin(values)]).notna().mean() >= FILLED:
             key, known = (
                 BAND,
                 {cell: next((word for most, word in BANDS if age < most), "") for cell, age in ages.items()},

@@ -47,6 +47,7 @@ from fairflare.import_data.labels import (
     same_numbers,
     sign_between,
     split_word,
+    years,
 )
 from fairflare.import_data.levels import FOLDER, is_patient_level, roles
 from fairflare.import_data.proposal import (
@@ -253,10 +254,10 @@ def _is_plain(name: str, cells: Iterable[str]) -> bool:
     return not odd and not {*name_words(name)} & {*WORDS["column_date"]}
 
 
-def _rewrite(table: pd.DataFrame, names: Sequence[str], notes: list[str]) -> None:
-    """Numbers and dates of each column of ``names`` in one form, in place."""
+def _rewrite(table: pd.DataFrame, names: Sequence[str], notes: list[str], numbers: Collection[str] = ()) -> None:
+    """Numbers and dates of each column of ``names`` in one form, in place; ``numbers``: columns known to be such."""
     for name in (name for name in names if not _is_plain(name, table[name])):
-        if plain := _plainly(name, [text for text in table[name].unique() if text]):
+        if plain := _plainly(name, [text for text in table[name].unique() if text], name in numbers):
             table[name] = table[name].map(lambda text, plain=plain: plain.get(text, text))
             notes.append(f"{name}: {shown(next(iter(plain)))} is read as {next(iter(plain.values()))}")
 
@@ -285,10 +286,13 @@ def read_again(
     for name in (name for name in said["patient"] if name in table):
         table[PATIENTS[0]] = table[name]
     levels = {name: {*inputs.known.get(name, ()), ""} for name in wanted if name in no_numbers}
-    _rewrite(table, [name for name, own in levels.items() if not {*table[name]} <= own], notes)
+    odd_names = [name for name, own in levels.items() if not {*table[name]} <= own]
+    numbers = {one.column for one in inputs.numbers if not one.since} | {*outcome[bool(classes) :]}
+    _rewrite(table, odd_names, notes, numbers - {*said["time"], *said["since"]})
     if BAND in inputs.known and BAND not in table:
         ages = table[[name for name in table if bare(name) in AGE]]
         ages = ages.apply(lambda cells: cells.where(~cells.map(plain).isin(gaps_of(cells.name, inputs.gaps)), ""))
+        ages = ages.apply(lambda cells: cells.where(years(cells).notna(), ""))
         table[BAND] = [one.get(BAND, "") for one in groups_of(ages, (), ())]
     for name in (name for name in inputs.known if name in table):
         spelled = {plain(value): value for value in reversed(inputs.known[name])}
@@ -401,7 +405,7 @@ def _renamed(columns: Iterable[str], given: Mapping[str, str], file: str) -> dic
     return found
 
 
-def _plainly(name: str, texts: Sequence[str]) -> dict[str, str]:
+def _plainly(name: str, texts: Sequence[str], number: bool) -> dict[str, str]:
     """Text -> number or date, where cells are dates as numbers, have a decimal comma among points, or all one unit."""
     odd = [text for text in texts if not NUMBER.fullmatch(text)]
     if not odd and {*name_words(name)} & {*WORDS["column_date"]}:
@@ -409,7 +413,7 @@ def _plainly(name: str, texts: Sequence[str]) -> dict[str, str]:
         forms = (form for form in ("YYYYMMDD", *[EXCEL] * excel) if all(iso_date(text, form) for text in texts))
         return {text: iso_date(text, form) for form in [*forms][:1] for text in texts}
     if odd and all(map(COMMA.fullmatch, odd)) and any(len(text.partition(",")[2]) != 3 for text in odd):
-        points = any("." in text for text in texts)  # else they may be lists of codes
+        points = number or any("." in text for text in texts)  # else they may be lists of codes
         return {text: text.replace(",", ".") for text in odd if points}
     if odd and all(SPACED.fullmatch(text) or NUMBER.fullmatch(text) for text in texts):
         return {text: re.sub(r"[\s']", "", text).replace(",", ".") for text in odd}
