@@ -85,6 +85,26 @@ def test_one_cell_that_is_no_age_takes_nobody_else_s_band(tmp_path, capsys):
     assert (read_again(few, inputs)[0]["age_band"] != "").tolist() == [True, False, True]
 
 
+WORDS = {"A": ("1", "0"), "B": ("1", "0"), "C": ("yes", "no")}
+
+
+def test_words_for_yes_and_no_of_one_site_are_what_1_and_0_are_at_others(tmp_path, capsys):
+    rows = import_situations.base(n=240)
+    rows["diabetes"] = [WORDS[one][k % 7 > 2] for k, one in enumerate(rows["hospital"])]
+    rows = pd.concat((rows[rows["hospital"] != "C"], rows[rows["hospital"] == "C"][:16]))  # less than a tenth
+    rows.to_csv(tmp_path / "t.csv", index=False)
+    code, out, err = call(capsys, "init", tmp_path / "t.csv", "--label", "died", "--dry-run", "--json")
+    specs = json.loads(json.loads(out)["options"]["columns"])
+    assert specs["diabetes"] == {"kind": "yes_no", "yes": ["1", "yes"], "no": ["0", "no"]} and "diabetes" not in err
+    inputs = TableInputs((Feature("smoker"),), (Feature("diabetes", ("1", "yes"), no=("0", "no")),))
+    new = pd.DataFrame({"diabetes": ["ja", "no", "Nein", "1.0", ""], "smoker": [True, False, True, True, False]})
+    new.to_csv(tmp_path / "new.csv", index=False)
+    again, notes = read_again(tmp_path / "new.csv", inputs)
+    found = np.hstack(inputs.features("new.csv", {name: list(again[name]) for name in again}))
+    assert np.array_equal(found, [[1, 1], [0, 0], [1, 0], [1, 1], [0, 0]])
+    assert notes == ["smoker: True, False are read as 1, 0", "diabetes: ja, Nein are read as 1, 0"]
+
+
 CLOCKS = {
     "seconds": "%Y-%m-%dT%H:%M:%S",
     "minutes": "%Y-%m-%d %H:%M",

@@ -15,7 +15,7 @@ import pandas as pd
 
 from fairflare.core.errors import UserError
 from fairflare.core.validation import flag, in_order, shown, some
-from fairflare.data.readers.table_features import parts
+from fairflare.data.readers.table_features import parts, plain
 from fairflare.import_data import labels as naming
 from fairflare.import_data.cells import Cells, Sites
 from fairflare.import_data.proposal import Choices, Reading, check_column, class_names
@@ -167,7 +167,9 @@ def _add(
         return leave("which name or number the hospital (--keep COLUMN takes one)")
     numeric = ~np.isnan(cells.numbers)
     spec: dict[str, Any] = {"kind": "number"}
-    as_numbers = name not in chosen.categories and cells.share(numeric) >= MOSTLY
+    words = {plain(value).lower() for value in values}
+    told = words <= naming.YES | naming.NO and not numeric[~cells.empty].all()
+    as_numbers = name not in chosen.categories and cells.share(numeric) >= MOSTLY and not told
     if as_numbers and column.plain in INDEX and all(len(of_sites[site]) == len(rows) for site, rows in sites.items()):
         return leave("which number the rows")
     if as_numbers and column.is_whole and name not in chosen.keep and all(map(MONTH.fullmatch, values)):
@@ -194,8 +196,9 @@ def _add(
                 else "dates of which nothing says the century, or if day or month comes first"
             )
         cells, spec = Cells.of(days), {"kind": "days", "since": chosen.since}
-    elif all(value.lower() in naming.YES | naming.NO for value in values) and name not in chosen.categories:
-        yes, no = ([value for value in in_order(values) if value.lower() in words] for words in (naming.YES, naming.NO))
+    elif told and name not in chosen.categories:
+        spelled = in_order({*map(plain, values)})
+        yes, no = ([value for value in spelled if value.lower() in own] for own in (naming.YES, naming.NO))
         if not yes or not no:
             return leave("which hold one value or none")
         spec = {"kind": "yes_no", "yes": yes, "no": no}

@@ -26,7 +26,7 @@ from fairflare.core.validation import flag, in_order, natural, shown, some
 from fairflare.data.readers import geometry
 from fairflare.data.readers.cases import DESCRIPTION, INSIDE, PATIENTS
 from fairflare.data.readers.geometry import stem
-from fairflare.data.readers.table_features import EXCEL, gaps_of, iso_date, plain
+from fairflare.data.readers.table_features import EXCEL, Feature, gaps_of, iso_date, plain
 from fairflare.data.readers.tables import EXCEL as WORKBOOKS
 from fairflare.data.readers.tables import LAYOUT, SUFFIXES, read_columns, read_table
 from fairflare.import_data import columns as read
@@ -35,7 +35,9 @@ from fairflare.import_data.folders import NAME, PATIENT_HEADERS, images_in_folde
 from fairflare.import_data.labels import (
     AGE,
     BAND,
+    NO,
     WORDS,
+    YES,
     as_iso,
     bare,
     event_last,
@@ -297,6 +299,10 @@ def read_again(
     for name in (name for name in inputs.known if name in table):
         spelled = {plain(value): value for value in reversed(inputs.known[name])}
         table[name] = table[name].map({cell: spelled.get(plain(cell), cell) for cell in table[name].unique()})
+    for one in (*inputs.numbers, *inputs.plain):
+        if one.column in table and (folded := _folded(one, table[one.column])):
+            table[one.column] = table[one.column].replace(folded)
+            notes.append(f"{one.column}: {some([*folded], 4)} are read as {some([*folded.values()], 4)}")
     for one in (one for one in inputs.numbers if {*one.columns} <= {*table.columns}):
         for name in one.columns if one.since else ():
             days = as_iso(table[name], clock=True)
@@ -320,6 +326,18 @@ def read_again(
         for sign in said["separator"]:
             table[name] = [read.SIGN.join(labels) for labels in parted(table[name], sign)]
     return _timed(table, outcome, inputs.reading, path, notes) if outcome else table, notes
+
+
+def _folded(feature: Feature, cells: pd.Series) -> dict[str, str]:
+    """Cell -> the model's word for yes or no where it is another; True and False as numbers where those are asked for."""
+    words = {cell: plain(cell).lower() for cell in cells.unique() if cell}
+    if feature.no and {*feature.values} <= YES and {*feature.no} <= NO:
+        said = dict.fromkeys(YES, str(feature.values[0])) | dict.fromkeys(NO, feature.no[0])
+        others = said.keys() - {*feature.values, *feature.no}
+        return {cell: said[word] for cell, word in words.items() if word in others}
+    truth = {"true": "1", "false": "0", "1": "1", "0": "0"}
+    as_numbers = not (feature.values or feature.missing or feature.since) and {*words.values()} <= {*truth}
+    return {cell: truth[word] for cell, word in words.items() if word in ("true", "false")} if as_numbers else {}
 
 
 def _laid_out(path: Path, reading: Mapping[str, Sequence[str]], wanted: Sequence[str]) -> dict[str, list[str]]:
