@@ -16,7 +16,7 @@ Groups = dict[str, dict[Any, Json]]
 """Label of a method -> seed -> run summary, in the order in which the methods came."""
 
 DATA_SEED = "data_seed"
-PLANNED = ("columns", "scaling", "outcome_scale", "mean", "std", "window")
+PLANNED = ("model", "columns", "scaling", "outcome_scale", "mean", "std", "window")
 """Options that a plan reads off the training examples, which each seed draws."""
 MUST_AGREE = {
     "the task": lambda run: run["task"]["id"],
@@ -76,13 +76,14 @@ def require_same_data(runs: Sequence[Json]) -> None:
 
 def grouped(runs: Sequence[Json]) -> Groups:
     groups: dict[str, dict[Any, Json]] = {}
-    for run in runs:
-        group = groups.setdefault(canonical(_make(run)), {})
+    makes: dict[str, tuple[str, Json]] = {}
+    for run, make in zip(runs, _makes(runs), strict=True):
+        group = groups.setdefault(canonical(make), {})
+        makes.setdefault(canonical(make), (run["method"]["title"], make))
         if run["seed"] in group:
             raise UserError(f"compare: {title(run)} is given twice")
         group[run["seed"]] = run
-    found = list(groups.values())
-    return dict(zip(_labels([_any(group) for group in found]), found, strict=True))
+    return dict(zip(_labels(list(makes.values())), groups.values(), strict=True))
 
 
 def shared_seeds(groups: Groups) -> tuple[list[Any], list[str]]:
@@ -107,8 +108,7 @@ def objectives(groups: Groups) -> dict[str, Json]:
     A difference between methods that were trained otherwise may come from the training as well as from the method.
     """
     training = {label: _any(found)["training"] or {} for label, found in groups.items()}
-    keys = sorted(set().union(*training.values()) - set(NO_OBJECTIVE))
-    unlike = [key for key in keys if len({canonical(found.get(key)) for found in training.values()}) > 1]
+    unlike = [key for key in _unlike(training.values()) if key not in NO_OBJECTIVE]
     return {label: {key: found.get(key) for key in unlike} for label, found in training.items()}
 
 
@@ -119,6 +119,9 @@ def setting_notes(groups: Groups) -> list[str]:
     training = {label: run["training"] or {} for label, run in runs.items()}
     versions = {label: run["provenance"]["versions"] or {} for label, run in runs.items()}
     notes = [*_unequal("Training", training), *_unequal("Software", versions)]
+    of_first = next(iter(groups.values())).values()
+    if drawn := _unlike({**(run["training"] or {}), "model": _options(run).get("model")} for run in of_first):
+        notes.append(f"Seeds differ in what is planned from their training examples: {listing(drawn)}.")
     bounded = {
         label: {row["site"] for run in found.values() for row in run.get("bounds") or ()}
         for label, found in groups.items()
@@ -128,7 +131,7 @@ def setting_notes(groups: Groups) -> list[str]:
     return notes
 
 
-def _options(run: Json, without: Iterable[str]) -> Json:
+def _options(run: Json, without: Iterable[str] = ()) -> Json:
     return {**(run["task"]["options"] or {}), **dict.fromkeys(without)}
 
 
@@ -138,15 +141,43 @@ def canonical(value: Any) -> str:
 
 def _unequal(kind: str, settings: Mapping[str, Json]) -> list[str]:
     notes = []
-    for key in sorted(set().union(*settings.values())):
-        values = {label: found.get(key) for label, found in settings.items()}
-        if len(set(map(canonical, values.values()))) > 1:
-            notes.append(f"{kind} differs in {key}: " + ", ".join(f"{a}: {b}" for a, b in values.items()) + ".")
+    for key in _unlike(settings.values()):
+        values = ", ".join(f"{label}: {found.get(key)}" for label, found in settings.items())
+        notes.append(f"{kind} differs in {key}: {values}.")
     return notes
+
+
+def _unlike(settings: Iterable[Json]) -> list[str]:
+    """The keys in which not all agree."""
+    found = list(settings)
+    return [key for key in sorted(set().union(*found)) if len({canonical(one.get(key)) for one in found}) > 1]
 
 
 def _any(group: Mapping[Any, Json]) -> Json:
     return next(iter(group.values()))
+
+
+def _makes(runs: Sequence[Json]) -> list[Json]:
+    """What tells each run's method from others: of the run's own settings, those in which runs differ that are
+    otherwise alike; of training, nothing that a plan reads off each seed's examples."""
+    drawn = _drawn_training(runs)
+    makes = [{key: value for key, value in _make(run).items() if key not in drawn} for run in runs]
+    alike: dict[str, list[Json]] = {}
+    for run, make in zip(runs, makes, strict=True):
+        alike.setdefault(canonical([make, run["seed"]]), []).append(run.get("run_settings") or {})
+    keys = sorted({key for found in alike.values() for key in _unlike(found)})
+    own = [run.get("run_settings") or {} for run in runs]
+    return [make | {f"run.{key}": found[key] for key in keys if key in found} for make, found in zip(makes, own)]
+
+
+def _drawn_training(runs: Sequence[Json]) -> set[str]:
+    """Training settings in which draws of a user's own data differ, and no runs on the same draw."""
+    by_draw: dict[Any, list[Json]] = {}
+    for run in runs:
+        if _options(run).get("datalists"):
+            by_draw.setdefault(data_seed(run), []).append(run["training"] or {})
+    within = {key for found in by_draw.values() for key in _unlike(found)}
+    return set(_unlike(found[0] for found in by_draw.values())) - within
 
 
 def _make(run: Json) -> Json:
@@ -158,16 +189,14 @@ def _make(run: Json) -> Json:
     return {**(run["training"] or {}), **(method["settings"] or {}), **parts, **step, **given}
 
 
-def _labels(runs: Sequence[Json]) -> list[str]:
-    """Titles; where several methods share one, the settings in which these differ are added ("q=2.0").
+def _labels(makes: Sequence[tuple[str, Json]]) -> list[str]:
+    """The titles of ``makes``; where several methods share one, the settings in which these differ are added ("q=2.0").
 
     A shared quantity once, and the full name of a setting only where its last part says too little.
     """
-    makes = [_make(run) for run in runs]
-    titles = [run["method"]["title"] for run in runs]
     labels = []
-    for own, name in zip(makes, titles, strict=True):
-        twins = [make for make, other in zip(makes, titles, strict=True) if other == name]
+    for name, own in makes:
+        twins = [make for other, make in makes if other == name]
         # Settings of a step tell apart those that take it.
         stepped = [twin for twin in twins if twin.get(AFTER) == own.get(AFTER)]
         keys = sorted(set().union(*twins))

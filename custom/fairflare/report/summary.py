@@ -64,9 +64,9 @@ def summarise(config: Json, entries: Iterable[Mapping[str, Any]]) -> Json:
         entries: the parsed lines of audit.jsonl, in order; may be empty or end anywhere.
 
     Returns:
-        status, reason, headline, metrics (in words), higher_is_better, method, task, training, seed, fairness (final
-        model, each site's test split), sites (one row each), rounds (weights and headline metric of the received model,
-        per site), contributions, test_sets, preflight, learned and personal (see there), after
+        status, reason, headline, metrics (in words), higher_is_better, method, task, training, run_settings, seed,
+        fairness (final model, each site's test split), sites (one row each), rounds (weights and headline metric of the
+        received model, per site), contributions, test_sets, preflight, learned and personal (see there), after
         (``after.after_sections``), benefit (``benefit.benefit_section``, None where the run did not ask), clinical
         (``clinical.clinical_section``) and
         groups (None where the run has none), numbers of the sites (``numbers.number_sections``), notes of the rule
@@ -215,6 +215,7 @@ def _identity(config: Json, about: Json, trail: Trail) -> Json:
             **{key: about.get(key) for key in ("title", "real", "simulated", "primary", "classes", "drawn", "domains")},
         },
         "training": training,
+        "run_settings": about.get("run_settings") or {},
         "rounds_planned": training.get("rounds") or trail.start.get("rounds"),
         "rounds_done": trail.totals.rounds,
         **{key: config.get(key) for key in ("seed", "min_sites", "env", "normalisation", "secure_sum")},

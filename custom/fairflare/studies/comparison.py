@@ -24,12 +24,13 @@ from fairflare.engine.files import BEST, MODEL, is_file, read_model, save_json, 
 from fairflare.engine.setup.config import RunConfig, site_of_client
 from fairflare.engine.setup.parts import Parts, build_parts
 from fairflare.functional.intervals import Owners, resamples
+from fairflare.report.comparable import complete, grouped
 from fairflare.report.compare import compare
 from fairflare.report.compare_page import comparison_markdown as as_markdown
 from fairflare.report.compare_page import render_compare
 from fairflare.report.compare_tables import comparison_csv as as_csv
 from fairflare.report.fairness import gap, hierarchical, mean, std, worst
-from fairflare.report.personal import SHOWN
+from fairflare.report.personal import COUNTED, SHOWN
 from fairflare.studies.folders import COMPARISON, COMPARISON_PAGE, check_path, content
 from fairflare.studies.runs import predicted, run_once
 from fairflare.studies.study import Study
@@ -88,17 +89,13 @@ def write_comparison(comparison: Mapping[str, Any], folder: Path, command: str) 
 
 
 def _arms_of(comparison: Mapping[str, Any], runs: Runs) -> Arms:
+    place = {detail["provenance"]["chain_head"]: (config, folder) for config, folder, detail in runs}
+    own = {method["label"] for method in comparison["methods"] if SHOWN in method}
     found: dict[str, dict[int, tuple[RunConfig, Path]]] = {}
-    for method in comparison["methods"]:
-        by_seed = {
-            detail["seed"]: (config, folder)
-            for config, folder, detail in runs
-            if all(detail[key] == method[key] for key in ("method", "training"))
-            and "counted" not in detail
-            and SHOWN not in method
-        }
-        if set(comparison["seeds"]) <= set(by_seed):
-            found[method["label"]] = {seed: by_seed[seed] for seed in comparison["seeds"]}
+    for label, by_seed in grouped(complete([detail for *_, detail in runs])[0]).items():
+        heads = {seed: run["provenance"]["chain_head"] for seed, run in by_seed.items() if COUNTED not in run}
+        if label not in own and set(comparison["seeds"]) <= set(heads):
+            found[label] = {seed: place[heads[seed]] for seed in comparison["seeds"]}
     return found
 
 

@@ -126,6 +126,29 @@ def test_what_a_plan_reads_off_a_draw_may_differ_over_seeds_alone(make_run):
         compare([*runs[:3], make_run("B", 1, options=options[1] | {"scaling": "another"})])
 
 
+def test_a_plan_of_each_draw_makes_no_other_method_of_a_seed(make_run):
+    def made(title, seed, decay):
+        training = {"rounds": 4, "weight_decay": decay}
+        return make_run(title, seed, options={"datalists": "lists", "data_seed": seed}, training=training)
+
+    found = compare([made(title, seed, 0.1 + 0.01 * seed) for title in "AB" for seed in (0, 1)])
+    assert [method["label"] for method in found["methods"]] == ["A", "B"] and found["seeds"] == [0, 1]
+    assert "Seeds differ in what is planned from their training examples: weight_decay." in found["notes"]
+    apart = compare([made("A", 0, 0.1), made("A", 0, 0.2), made("A", 1, 0.1), made("A", 1, 0.2)])
+    assert [method["label"] for method in apart["methods"]] == ["A, weight_decay=0.1", "A, weight_decay=0.2"]
+
+
+def test_settings_of_the_run_tell_apart_what_is_otherwise_alike(inputs, make_run):
+    def made(title, seed, **settings):
+        return make_run(title, seed, about=inputs["config"]["about"] | {"run_settings": {"grace": 0.0, **settings}})
+
+    runs = [made("A", seed, robust=level) for level in ("bounded", "off") for seed in (0, 1)]
+    found = compare([*runs, made("B", 0, robust="mixed"), made("B", 1, robust="mixed", grace=9.0)])
+    assert [method["label"] for method in found["methods"]] == ["A, robust=bounded", "A, robust=off", "B"]
+    with pytest.raises(UserError, match="given twice"):
+        compare([*runs, runs[0]])
+
+
 def test_the_same_run_twice_is_refused(make_run):
     with pytest.raises(UserError, match="given twice"):
         compare([make_run("A", 0), make_run("A", 0)])

@@ -29,7 +29,7 @@ from fairflare.engine.gate import Gate, SumsCheck
 from fairflare.engine.loop import LAST, Federation, Observer, Score
 from fairflare.engine.setup import tasks
 from fairflare.engine.setup.at_site import build_site, draws, leaves, of_run
-from fairflare.engine.setup.config import RunConfig, composed_title, site_of_client
+from fairflare.engine.setup.config import RUN_KEYS, RunConfig, composed_title, site_of_client
 from fairflare.engine.setup.config_checks import refuse_pooling
 from fairflare.engine.setup.parts import Parts, is_scored
 from fairflare.engine.setup.tuning import sizes
@@ -197,12 +197,13 @@ def about(config: RunConfig, parts: Parts) -> dict[str, Any]:
     """The key "about" of ``config.json``, as JSON values: the task's own words, and how its numbers are to be read.
 
     Returns:
-        trained: of a network with a frozen body, how many numbers train and how many it has; counted: "personal" where
-        the results are those of the sites' own models, else absent; used: where sites are shown models of their own,
-        "personal" if these are the ones that they use, else "shared"; features and family (where a trainer sends sums
-        over patients): a table's, in the network's order, and what its targets are taken for; table_sets: "clean" and
-        "corrupted" -> the shared test sets of the papers' tables; clinical or curves: see
-        ``View.described``; group_metric: what a group's value is; numbers: what sites report beside the update.
+        run_settings: all, those too that a file leaves out; trained: of a network with a frozen body, how many numbers
+        train and how many it has; counted: "personal" where the results are those of the sites' own models, else
+        absent; used: where sites are shown models of their own, "personal" if these are the ones that they use, else
+        "shared"; features and family (where a trainer sends sums over patients): a table's, in the network's order, and
+        what its targets are taken for; table_sets: "clean" and "corrupted" -> the shared test sets of the papers'
+        tables; clinical or curves: see ``View.described``; group_metric: what a group's value is; numbers: what sites
+        report beside the update.
     """
     task, view = parts.task, view_of(of_run(config, parts))
     # Every format that was written before knows what accuracy is.
@@ -222,6 +223,7 @@ def about(config: RunConfig, parts: Parts) -> dict[str, Any]:
         "real": task.real,
         "simulated": task.simulated,
         "drawn": list(task.drawn()),
+        "run_settings": {key: getattr(config, key) for key in RUN_KEYS},
         "classes": list(task.classes),
         "headline": task.headline,
         "primary": task.primary,
