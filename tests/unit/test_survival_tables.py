@@ -83,7 +83,7 @@ def test_the_run_says_how_well_times_are_told(report):
     assert report["fairness"]["mean"] > 0.65
     wanted = {"harrell_c", "uno_c", "integrated_brier", "survival_calibration_error", "restricted_mean_error", "loss"}
     assert all(wanted <= set(site["test"]) for site in report["sites"])
-    assert all(site["test"]["survival_calibration_error"] < 0.25 for site in report["sites"])
+    assert all(site["test"]["survival_calibration_error"] < 0.3 for site in report["sites"])
     assert report["groups"]["metric"] == "concordant"
     assert {"harrell_c", "integrated_brier"} <= set(report["benefit"]["metrics"])
     assert report["clinical"] is None
