@@ -720,6 +720,17 @@ def repeated_names(name, sites=3, people=4):
     return make
 
 
+def segments(root, masks=False):
+    """Images of whole livers and of their segments; ``masks``: three of them have one beside them or elsewhere."""
+    for k in range(48):
+        home, name = root / f"{'AB'[k % 2]}_hospital" / ("benign", "malignant")[k // 2 % 2], f"P1{k // 2:02d}"
+        Drawn().save(home / f"{name}_{'whole' if k % 3 else 'seg4'}.png")
+        for place in [home / f"{name}_whole_mask.png"] * (masks and k in (1, 5)):
+            Drawn().save(place)
+    if masks:
+        Drawn().save(root / "A_hospital" / "benign" / "masks" / "P999.png")
+
+
 def small_lesions(root):
     """Volumes of 100 slices with two structures in one slice of one mask."""
     for k in range(8):
@@ -745,6 +756,9 @@ add("names of few patients at each hospital", repeated_names("P{0}{1}_slice{2}")
 add("the same few names at each hospital", repeated_names("pat_P{1:02d}_slice{2}"), at=".", patient=BY_NAMES, rows=72)
 add("names that repeat and may be scanners", repeated_names("{1}T{0}_{2}", people=2), at=".",
     refused=("may be the patient", "--patient name", "--patient none"), leads=dict(patient="", rows=36))
+add("images that are called like masks", segments, at=".", kind="classification", rows=48, unsaid=["left out"])
+add("images with masks of which the folders are the classes", lambda root: segments(root, masks=True),
+    "--kind classification", at=".", rows=48, says=["3 images are called like masks and are left out"])
 add("small lesions in few slices", small_lesions, "--slices 20 --classes organ,tumour", at=".", kind="segmentation",
     classes=["organ", "tumour"], sites=1)
 add("small lesions in few slices of whole volumes", small_lesions, "--kind volume-segmentation", at=".", sites=1,

@@ -19,7 +19,7 @@ import pandas as pd
 
 from fairflare.core.errors import UserError
 from fairflare.core.extras import need
-from fairflare.core.validation import flag, in_order, some, unlisted
+from fairflare.core.validation import flag, in_order, natural, some, unlisted
 from fairflare.data.readers import geometry
 from fairflare.data.readers.dicom import DEFERRED, is_dicom, pydicom_quietly
 from fairflare.data.readers.formats import unread
@@ -206,7 +206,11 @@ def _images(files: Files, chosen: Choices, contrasts: bool) -> Found:
         raise UserError(f"init: {text}, found none")
     if masked or (not chosen.kind and any(paired.values()) and not _masks_or_classes(paired, chosen)):
         return with_masks(files, paired, alone, chosen)
-    return _classification(files, [path for path in files.images if not geometry.is_mask(path)] or files.images, chosen)
+    beside = geometry.masks_beside(files.images, contrasts)  # a name alone is none, as P101_seg4 of a liver's segment
+    images = [path for path in files.images if path not in beside and not geometry.in_masks(path)] or files.images
+    masks = sorted({*files.images} - {*images}, key=natural)
+    found = _classification(files, images, chosen)
+    return replace(found, notes=(*found.notes, *_note(masks, "are called like masks and are left out")))
 
 
 def _masks_or_classes(paired: Mapping[str, str], chosen: Choices) -> bool:

@@ -46,17 +46,14 @@ from fairflare.tasks.planning import FAR_SHARE, other_units
 MOST = 1_000_000
 
 
-def images_of(
-    named: Sequence[Path], *, masks: bool = False, volumes: bool = False, channels: int = 1
-) -> tuple[dict[str, Files], list[str]]:
+def images_of(named: Sequence[Path], *, volumes: bool = False, channels: int = 1) -> tuple[dict[str, Files], list[str]]:
     """Name -> file or slice, and what was passed over or cut, a line each; UserError where a file or image is missing.
 
     The name is the one that results carry, with the folders below what was named; natural order. Of a file that holds
     several slices each is an input, "volume.nii.gz[0]" and so on.
 
     Args:
-        named: files of any name, and folders, of which every image below counts but hidden ones.
-        masks: the run is on images with masks: those that lie beside images in a folder are no inputs.
+        named: files of any name, and folders, of which every image below counts but hidden ones and images' masks.
         volumes: the run is on volumes: a file, or a series of DICOM, is one input.
         channels: of an input; files whose names say as many contrasts of one image are one.
     """
@@ -67,8 +64,8 @@ def images_of(
             inside = {file.relative_to(path).as_posix(): file for file in _below(path)}
             if not inside:
                 raise UserError(f"{path}: expected images ({', '.join(geometry.IMAGES)}) in it, found none")
-            ways = {False, channels > 1} if masks else ()
-            own = {mask for several in ways for mask in geometry.pairs(sorted(inside), several)[0].values()} - {""}
+            ways = {False, channels > 1}
+            own = {mask for several in ways for mask in geometry.masks_beside(list(inside), several)}
             beside += sorted(own, key=natural)
             chosen = [(name, file) for name, file in inside.items() if name not in own]
         elif path.is_file():
@@ -171,8 +168,7 @@ def predict(opened: Opened, named: Sequence[Path], folder: Path, converting: Sit
         raise UserError("--site-config: expected a run on tables, got one on images")
     else:
         assert images is not None  # one of both is there
-        masks, channels = opened.task.kind.has_masks, images.reader.channels
-        files, notes = images_of(named, masks=masks, volumes=images.volumes, channels=channels)
+        files, notes = images_of(named, volumes=images.volumes, channels=images.reader.channels)
         found = (_of_volumes if images.volumes else _of_images)(opened, files, folder)
         found.unlike = [*notes, *found.unlike]
     found.unlike = [*opened.remarks, *found.unlike]

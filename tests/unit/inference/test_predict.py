@@ -158,13 +158,11 @@ def test_masks_beside_their_images_are_no_inputs_and_folders_may_be_links(mask_d
     (tmp_path / "hospital").symlink_to(mask_data / "east")
     (tmp_path / "masks").mkdir()
     (tmp_path / "masks" / "alone.png").write_bytes((mask_data / "east" / "0_mask.png").read_bytes())
-    files, notes = images_of([tmp_path], masks=True)
+    files, notes = images_of([tmp_path])
     assert len(files) == 23 and {"hospital/0.png", "masks/alone.png"} <= set(files)
     assert not [name for name in files if name.endswith("_mask.png")]
     assert notes == ["22 masks lie beside their images and are left out, e.g. 'hospital/0_mask.png'"]
-    everything, notes = images_of([tmp_path])
-    assert len(everything) == 45 and not notes
-    named, notes = images_of([tmp_path / "hospital" / "0_mask.png"], masks=True)
+    named, notes = images_of([tmp_path / "hospital" / "0_mask.png"])
     assert list(named) == ["0_mask.png"] and not notes
 
 

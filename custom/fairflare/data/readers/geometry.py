@@ -226,10 +226,13 @@ def _whole(groups: Mapping[str, Mapping[str, str]], images: Sequence[str]) -> tu
 
 def is_mask(path: str) -> bool:
     """Whether folder or name say that the file is a mask."""
-    *folders, _ = PurePosixPath(path).parts
     name = stem(path)
-    by_folder = any(folder.lower() in FOLDERS for folder in folders)
-    return by_folder or bool(AFTER.fullmatch(name) or BEFORE.fullmatch(name))
+    return in_masks(path) or bool(AFTER.fullmatch(name) or BEFORE.fullmatch(name))
+
+
+def in_masks(path: str) -> bool:
+    """Whether a folder says that the file is a mask."""
+    return any(folder.lower() in FOLDERS for folder in PurePosixPath(path).parts[:-1])
 
 
 def folders_of(path: str) -> tuple[str, ...]:
@@ -247,6 +250,12 @@ def pairs(images: Sequence[str], contrasts: bool = False) -> tuple[dict[str, str
     masks = {_key(path): path for path in reversed(images) if is_mask(path)}
     found = {path: masks.get(_key(path, contrasts), "") for path in images if not is_mask(path)}
     return found, sorted({path for path in images if is_mask(path)} - set(found.values()))
+
+
+def masks_beside(images: Sequence[str], contrasts: bool = False) -> set[str]:
+    """Masks whose image is there, all of one that has several; arguments as of ``pairs``."""
+    keys = {_key(path, contrasts) for path in images if not is_mask(path)}
+    return {path for path in images if is_mask(path) and _key(path) in keys}
 
 
 def _key(path: str, contrasts: bool = False) -> tuple[tuple[str, ...], str]:
