@@ -10,7 +10,7 @@ import pytest
 import import_situations
 from cases import each
 from command_line import call
-from fairflare.core.errors import UserError
+from fairflare.core.errors import DataError, UserError
 from fairflare.data.inputs import TableInputs
 from fairflare.data.readers.cases import patients_of
 from fairflare.data.readers.table_features import Feature
@@ -103,6 +103,28 @@ def test_words_for_yes_and_no_of_one_site_are_what_1_and_0_are_at_others(tmp_pat
     found = np.hstack(inputs.features("new.csv", {name: list(again[name]) for name in again}))
     assert np.array_equal(found, [[1, 1], [0, 0], [1, 0], [1, 1], [0, 0]])
     assert notes == ["smoker: True, False are read as 1, 0", "diabetes: ja, Nein are read as 1, 0"]
+
+
+def test_another_hospital_s_follow_up_does_not_end_with_training_unseen(tmp_path):
+    """The last day of training is named; rows after it say their own end, or are refused."""
+    reading = {"time": ("death",), "since": ("adm",), "until": ("2020-12-31",)}
+    inputs, path = TableInputs(INPUTS.numbers, reading=reading), tmp_path / "new.csv"
+    rows = import_situations.base(n=60, sites="A", drop=["died", "hospital"])
+    dates = ["2020-12-01", "2020-12-21", ""] * 20
+
+    def read(adm, **columns):
+        rows.assign(adm=adm, **columns).to_csv(path, index=False)
+        found, notes = read_again(path, inputs, ["event", "death"])
+        return [*zip(found["event"], found["death"])][:3], " ".join(notes)
+
+    found, note = read("2020-11-01", death=dates)
+    assert found == [("1", "30"), ("1", "50"), ("0", "60")] and "observed until 2020-12-31, as in training" in note
+    with pytest.raises(DataError, match="adm: 60 rows begin after 2020-12-31, the last day of observation"):
+        read("2021-02-01", death=dates)
+    ends = {"death": ["2021-02-11", "2021-03-03", "2021-02-02"] * 20, "event": ["1", "0", "0"] * 20}
+    found, note = read("2021-02-01", **ends)
+    assert found == [("1", "10"), ("0", "30"), ("0", "1")] and "2020" not in note
+    assert read("2021-02-01", death=[10, 30, 1] * 20, event=ends["event"])[0] == found
 
 
 CLOCKS = {

@@ -329,7 +329,7 @@ def read_again(
 
 
 def _folded(feature: Feature, cells: pd.Series) -> dict[str, str]:
-    """Cell -> the model's word for yes or no where it is another; True and False as numbers where those are asked for."""
+    """Cell -> the model's word for yes or no where it is another; 1 and 0 for True and False among numbers."""
     words = {cell: plain(cell).lower() for cell in cells.unique() if cell}
     if feature.no and {*feature.values} <= YES and {*feature.no} <= NO:
         said = dict.fromkeys(YES, str(feature.values[0])) | dict.fromkeys(NO, feature.no[0])
@@ -382,17 +382,32 @@ def _timed(
     dated = bool(names) and table[names[0]].map(is_date).any()
     if len(names) < 2 and not dated:
         return table
-    since, until = (next(iter(reading.get(key, ())), "") for key in ("since", "until"))
-    needed = [since] * bool(dated) + [event] * (not (dated and until))
+    since, until = (next(iter(reading.get(key, ())), "") * bool(dated) for key in ("since", "until"))
+    until = _until(table, event, names, since, until, path)
+    needed = [since] * bool(dated) + [event] * (not until)
     if lost := [name for name in needed if name not in table]:
         raise DataError("column", f"table {path.name}: expected a column {lost[0]!r}; it has: {some([*table], 12)}")
-    chosen = Choices(time=",".join(names), event=event, event_value=("1",), since=since, until=until * bool(dated))
+    chosen = Choices(time=",".join(names), event=event, event_value=("1",), since=since, until=until)
     try:
         timed = checked_times(table, chosen, [path.stem] * len(table))
     except UserError as error:
         raise DataError("number", f"table {path.name}: {str(error).removeprefix('init: ')}") from None
-    notes.append(f"{time}: {some(names, 3)}{f', in days from {since}' * bool(dated)}")
+    end = f"; who has no date counts as observed until {until}, as in training" if until else ""
+    notes.append(f"{time}: {some(names, 3)}{f', in days from {since}' * bool(dated)}{end}")
     return table.assign(**{name: timed[name].reindex(table.index, fill_value="") for name in (event, names[0])})
+
+
+def _until(table: pd.DataFrame, event: str, names: Sequence[str], since: str, until: str, path: Path) -> str:
+    """``until``, or "" where rows begin after that day and each says its own end; DataError where one does not."""
+    first = as_iso(table[since]) if until and since in table else None
+    late = 0 if first is None else int((first > until).sum())
+    if not late:
+        return until
+    if event in table and (table[names] != "").any(axis=1).all():
+        return ""
+    ways = f"{names[0]} for every row, a date of the end of follow-up or days, and {event} as 1 or 0"
+    text = f"{late} rows begin after {until}, the last day of observation in training: expected {ways}"
+    raise DataError("number", f"table {path.name}: {since}: {text}")
 
 
 def _named_as(
