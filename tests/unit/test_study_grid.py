@@ -6,6 +6,7 @@ import torch
 
 from fairflare import Study
 from fairflare.core.errors import RunFailed, UserError
+from fairflare.report.compare import compare
 from fairflare.studies.runs import run_once
 from fairflare.studies.study import arms
 
@@ -40,6 +41,14 @@ def test_a_study_is_made_once_and_read_as_tables(tmp_path, monkeypatch, capsys):
     assert again.reports == study.fit(tmp_path / "s", progress=False).reports
     with pytest.raises(UserError, match="expected a folder with finished runs"):
         Study.open(tmp_path / "none")
+
+
+def test_the_table_is_of_the_models_that_sites_use(tmp_path):
+    study = Study.grid("ditto", "support2:dirichlet", sites=3, **SMALL).fit(tmp_path / "s", progress=False)
+    found = compare([report["detail"] for report in study.reports.values()])["methods"][0]
+    row = study.table.iloc[0]
+    assert (row["mean"], row["worst"]) == pytest.approx((found["mean"]["mean"], found["worst"]["mean"]))
+    assert row["mean"] != found["shared_mean"]["mean"]
 
 
 def test_a_failed_run_stands_in_the_table(tmp_path):

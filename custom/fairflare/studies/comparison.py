@@ -41,7 +41,7 @@ RESAMPLED = ("mean", "worst", "std", "gap")
 """The quantities that resampled patients give."""
 Arms = Mapping[str, Mapping[int, tuple[RunConfig, Path]]]
 """Label of a method -> seed -> its run's configuration and folder."""
-Runs = Sequence[tuple[RunConfig, Path, Mapping[str, Any]]]
+Runs = Sequence[tuple[RunConfig, Path, Json]]
 """Configuration, folder and summary (the "detail" of report.json) of each run of a comparison."""
 
 

@@ -25,6 +25,7 @@ from fairflare.engine.setup import tasks
 from fairflare.engine.setup.config import RunConfig, make_config
 from fairflare.report import REPORT
 from fairflare.report.frames import machine
+from fairflare.report.personal import as_used
 from fairflare.report.write import verify_run
 from fairflare.studies.folders import check_collection, created, is_complete, opened
 from fairflare.studies.labels import DATA_SEED, as_text, flat_settings, folder_name, on_grid, split_method
@@ -180,7 +181,7 @@ class Study:
         """A row per run: what tells it from the others, status, metric, and that over the sites' test splits.
 
         Columns: those of ``about``, ``status`` ("finished", "missing" or why it failed), ``metric``, ``mean``,
-        ``worst``, ``worst_site``, ``gap``.
+        ``worst``, ``worst_site``, ``gap``; of each site's own model where sites use such.
         """
         import pandas
 
@@ -202,8 +203,9 @@ class Study:
     def _result(self, path: str) -> dict[str, Any]:
         if path not in self.reports:
             return {"status": f"failed: {self.failures[path][0]}" if path in self.failures else "missing"}
-        found = self.reports[path]["fairness"]
-        return {"status": "finished", **{key: found[key] for key in ("metric", "mean", "worst", "worst_site", "gap")}}
+        found = as_used(self.reports[path]["detail"])["fairness"]
+        worst = {"worst": found["worst"]["value"], "worst_site": found["worst"]["site"]}
+        return {"status": "finished", "metric": found["metric"], "mean": found["mean"], **worst, "gap": found["gap"]}
 
     @contextlib.contextmanager
     def finished(

@@ -18,7 +18,9 @@ from fairflare.core.errors import UserError
 from fairflare.engine.files import save_json
 from fairflare.engine.setup.assembly import site_names
 from fairflare.engine.setup.config import RunConfig
+from fairflare.report.audit_reader import PERSONAL
 from fairflare.report.fairness import mean
+from fairflare.report.personal import USED
 from fairflare.studies.folders import CONTRIBUTION as RESULT
 from fairflare.studies.labels import LONGEST_BYTES, folder_name
 from fairflare.studies.runs import run_once
@@ -195,7 +197,9 @@ def _sign(report: Mapping[str, Any]) -> int:
 
 
 def _score(report: Mapping[str, Any], metric: str) -> float:
-    value = mean({site: row["metrics"].get(metric) for site, row in report["sites"].items()})
+    own = (report.get("detail") or {}).get(USED) == PERSONAL
+    used = {site: own and row["personal_metrics"] or row["metrics"] for site, row in report["sites"].items()}
+    value = mean({site: metrics.get(metric) for site, metrics in used.items()})
     if value is None:
         raise UserError(f"contribution: no site has {metric} on its test split")
     return value

@@ -32,6 +32,8 @@ from fairflare.engine.setup.assembly import build_federation, save_config
 from fairflare.engine.setup.config import RunConfig, make_config, site_of_client
 from fairflare.engine.setup.local import SITES, LocalSites
 from fairflare.engine.setup.parts import build_parts
+from fairflare.report.audit_reader import PERSONAL
+from fairflare.report.personal import as_used
 from fairflare.studies import display
 from fairflare.studies.folders import created, fresh_folder, opened
 from fairflare.studies.labels import as_text
@@ -164,13 +166,18 @@ def run_trial(config: RunConfig, folder: Path, *, choice: Choice, workers: int =
         except RunFailed as failed:
             return {"score": None, "reason": str(failed)}
         forget(folder / SITES, site_of_client(config, parts.task))
-        return scored(audit.Entries(folder / AUDIT, torn=False), choice)
+        own = parts.has_personal or parts.counts_own
+        return scored(audit.Entries(folder / AUDIT, torn=False), choice, own=own)
 
 
-def scored(entries: Sequence[Mapping[str, Any]], choice: Choice) -> dict[str, Any]:
-    """What a trial's log says of the final model on the validation splits; raises UserError where a site has none."""
+def scored(entries: Sequence[Mapping[str, Any]], choice: Choice, *, own: bool = False) -> dict[str, Any]:
+    """What a trial's log says of the final model on the validation splits; raises UserError where a site has none.
+
+    ``own``: of each site's own model, where it has one.
+    """
     evaluation = next(entry for entry in entries if entry["event"] == "evaluation")
-    values = {site: found["val"].get(choice.metric) for site, found in evaluation["sites"].items()}
+    used = {site: own and found.get(PERSONAL) or found for site, found in evaluation["sites"].items()}
+    values = {site: found["val"].get(choice.metric) for site, found in used.items()}
     missing = sorted(site for site, value in values.items() if value is None)
     if missing or not values:
         raise UserError(f"search: site {missing[0] if missing else '?'}: has no {choice.metric} on a validation split")
@@ -335,7 +342,8 @@ def _result(
     settings = {**(search.choices.get("values") or {}), **best["values"]}
     pairs += [("--set", f"{key}={as_text(value)}") for key, value in settings.items()]
     words = ["fairflare", "run", search.method, "--task", search.task, *(str(part) for pair in pairs for part in pair)]
-    fairness = report["fairness"]
+    fairness = as_used(report["detail"])["fairness"]
+    worst = {"worst": fairness["worst"]["value"], "worst_site": fairness["worst"]["site"]}
     return {
         "method": search.method,
         "task": report["task"],
@@ -346,6 +354,6 @@ def _result(
         "trials": list(rows),
         "best": dict(best),
         "command": shlex.join(words),
-        "test": {key: fairness[key] for key in ("mean", "worst", "worst_site", "gap")},
+        "test": {"mean": fairness["mean"], **worst, "gap": fairness["gap"]},
         "folder": BEST,
     }

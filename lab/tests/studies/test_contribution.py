@@ -13,7 +13,7 @@ from fairflare.core.errors import UserError
 from fairflare.engine.audit import verify
 from fairflare.engine.setup.config import make_config
 from fairflare.engine.setup.local import run_local
-from fairflare_lab.studies.contribution import Question, contribution_of, measure_contribution
+from fairflare_lab.studies.contribution import Question, _score, contribution_of, measure_contribution
 
 
 def test_leave_one_out_goes_on_where_it_stopped(tmp_path, capsys):
@@ -169,3 +169,10 @@ def test_a_method_runs_on_what_a_task_does_offer():
     assert make_config("fedufo", "brain-seg", values={"level": "client"}).group_by == "none"
     assert make_config("fedism-plus", "brain-seg").training.logit_tau == 0
     assert make_config("fedavg", "support2", values={"min_count": "none"}).min_count is None
+
+
+def test_a_score_is_that_of_the_models_that_sites_use():
+    sites = {
+        site: {"metrics": {"auc": 0.5}, "personal_metrics": own} for site, own in (("a", {"auc": 0.9}), ("b", None))
+    }
+    assert [_score({"sites": sites, "detail": used}, "auc") for used in ({}, {"used": "personal"})] == [0.5, 0.7]

@@ -100,6 +100,8 @@ def test_scores_are_those_of_the_validation_splits():
     found = {by: scored(log, Choice(by, 0.25, "auc")) for by in ("mean", "worst", "trade-off")}
     assert [found[by]["score"] for by in found] == pytest.approx([0.7, 0.6, 0.675])
     assert found["mean"]["worst_site"] == "b" and scored(log, Choice("mean", metric="auc", higher=False))["score"] < 0
+    sites["a"]["personal"] = {"val": {"auc": 1.0}}
+    assert [scored(log, BY_MEAN, own=own)["score"] for own in (False, True)] == pytest.approx([0.7, 0.8])
     sites["b"]["val"] = {}
     with pytest.raises(UserError, match="site b: has no auc on a validation split"):
         scored(log, BY_MEAN)
