@@ -10,7 +10,7 @@ import torch
 from cases import each
 from fairflare.aggregators.base import add_weighted, uniform
 from fairflare.aggregators.fedlwr import FedLWR
-from fairflare.core.errors import RunFailed
+from fairflare.core.errors import RunFailed, UserError
 from fairflare.core.schema import Answer
 from fairflare.core.types import Info, Outline
 from fairflare.engine.audit import verify
@@ -20,12 +20,22 @@ from fairflare.engine.hashes import model_hash
 from fairflare.engine.in_process import InProcess
 from fairflare.engine.loop import Federation
 from fairflare.engine.memory import SiteMemory
+from fairflare.engine.setup.parts import chosen_probes
 from fairflare.engine.straggler_policy import EarlyEnd
 from fairflare.probes.cka import LayerSimilarity
 from fairflare.trainers.base import PlainTrainer
 from helpers import initial_model, make_sites, small_network
 
 PROBE = LayerSimilarity()
+
+
+@pytest.mark.parametrize("scope", ["layers", "last_encoder"])
+def test_a_network_without_layers_is_refused_before_anything_starts(scope):
+    network, probe = torch.nn.Linear(2, 2), LayerSimilarity(scope=scope)
+    with pytest.raises(UserError, match="rule FedLWR: expected a network with layers to compare, got none"):
+        chosen_probes(FedLWR(scope=scope), [probe], Outline(network.state_dict(), (), 2), PlainTrainer())
+    inner = Outline(torch.nn.Sequential(network).state_dict(), (), 2)
+    assert chosen_probes(FedLWR(scope=scope), [probe], inner, PlainTrainer()) == (probe,)
 
 
 class Spoiling(InProcess):

@@ -165,7 +165,8 @@ class LayerSimilarity(Probe):
             raise ValueError(f"cka_batch must be 0 or at least {FEWEST}, got {self.cka_batch}")
 
     def scalars(self, outline: Outline) -> tuple[Number, ...]:
-        names = [LAST_ENCODER] if self.scope == "last_encoder" else list(layers_of(outline.model, self.group))
+        layers = list(layers_of(outline.model, self.group))
+        names = [LAST_ENCODER] if layers and self.scope == "last_encoder" else layers
         meaning = "similarity of the site's features to the anchor's, 1 for equal ones"
         return tuple(Number(f"{SIMILARITY}/{name}", -1.0, 1.0, meaning) for name in names)
 

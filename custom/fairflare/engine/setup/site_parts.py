@@ -178,13 +178,17 @@ def chosen_probes(rule: Rule, probes: Sequence[Probe], outline: Outline, trainer
     """Those of a method's ``probes`` that report something the rule or the trainer's server half uses.
 
     Raises:
-        UserError: something that the rule wants is reported by none, nor sent by the trainer.
+        UserError: something that the rule wants is reported by none, nor sent by the trainer, or a second exchange
+            would report nothing.
     """
     sent = [spec.name for spec in trainer.sends]
     reported = {probe: {s.name for s in probe.scalars(outline)} | {s.name for s in probe.sends} for probe in probes}
     missing = [name for name in rule.wanted if name not in sent and not any(name in n for n in reported.values())]
     if missing:
         raise UserError(f"rule {type(rule).__name__}: neither trainer nor probes of the method report {missing[0]!r}")
+    if any(probe.when == "anchored" and not names for probe, names in reported.items()):
+        where = "its outermost module holds all parameters"
+        raise UserError(f"rule {type(rule).__name__}: expected a network with layers to compare, got none: {where}")
     used = {*rule.wanted, *rule.useful}
     own = tuple(registry.get_probe(id) for id in trainer.probes)
     return tuple(
