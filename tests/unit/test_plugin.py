@@ -106,6 +106,7 @@ def test_it_is_gone_without_the_variable(ended):
 
 def test_a_missing_plugin_is_one_line(environment):
     command = [sys.executable, "-m", "fairflare", "list"]
-    environment = {**environment, "FAIRFLARE_PLUGINS": "nowhere.py"}
+    environment = {**environment, "FAIRFLARE_PLUGINS": "nowhere.py,other.py"}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
     assert done.returncode == 2 and done.stderr.count("\n") == 1 and "nowhere.py" in done.stderr
+    assert f"(expected {os.pathsep!r} between files)" in done.stderr

@@ -207,7 +207,8 @@ def _name(path: Path) -> str:
 def _spec(path: Path) -> ModuleSpec:
     spec = importlib.util.spec_from_file_location(_name(path), path)
     if not path.is_file() or spec is None or spec.loader is None:
-        raise UserError(f"{VARIABLE}: no such Python file: {path}")
+        several = f" (expected {os.pathsep!r} between files)" if "," in str(path) else ""
+        raise UserError(f"{VARIABLE}: no such Python file: {path}{several}")
     return spec
 
 
