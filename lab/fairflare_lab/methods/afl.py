@@ -58,6 +58,11 @@ class AFL(Rule):
         return self.average == "beside"
 
     @property
+    def last_is_apart(self) -> bool:  # type: ignore[override]  # the same
+        """The mean is of models before a server optimizer's steps, and what it steps from is no such mean."""
+        return self.average == "final"
+
+    @property
     def weighs_sums(self) -> bool:  # type: ignore[override]  # the same
         """A mean over the rounds' models would average sums."""
         return self.average == "none"

@@ -7,7 +7,9 @@ import pytest
 import torch
 
 from fairflare.cli.main import main
+from fairflare.core.errors import UserError
 from fairflare.core.types import Info, Reply, Round
+from fairflare.engine.setup.config import make_config
 from fairflare_lab.functional.terms import projected, with_newcomers
 from fairflare_lab.methods.afl import AFL
 
@@ -122,3 +124,11 @@ def test_a_run_shows_the_average_beside_the_last_model(tmp_path):
     entries = [json.loads(line) for line in (tmp_path / "run" / "audit.jsonl").read_text().splitlines()]
     sites = next(e for e in entries if e["event"] == "evaluation")["sites"]
     assert len(sites) == 3 and all(s["personal"]["test"]["loss"] != s["test"]["loss"] for s in sites.values())
+
+
+def test_a_server_optimizer_goes_with_no_average():
+    values = {"server_optimizer": "adam", "model": "linear"}
+    for average in ("beside", "final"):
+        with pytest.raises(UserError, match="server_optimizer: expected none, for afl"):
+            make_config("afl", "support2:dirichlet", values={**values, "average": average})
+    make_config("afl", "support2:dirichlet", values={**values, "average": "none"})
