@@ -88,14 +88,20 @@ def on_grid(methods: Sequence[str], grid: Sequence[str]) -> list[str]:
 
 
 def _has(method: str, own: str, key: str) -> bool:
-    """Whether a part of METHOD with the settings ``own`` has the key; one that several have is refused later."""
+    """Whether a part of METHOD with the settings ``own`` has the key, or its training, run or a last step; one that
+    several have is refused later."""
     from fairflare.core import registry
     from fairflare.core.settings import Owners
-    from fairflare.engine.setup.config import chosen_parts
+    from fairflare.core.types import Training
+    from fairflare.engine.setup.config import RULE, RUN_KEYS, chosen_parts
+    from fairflare.engine.setup.method_parts import PART_KEYS, STEPS, step_class
+    from fairflare.engine.setup.run_config import RunConfig
 
     chosen = chosen_parts(method, [split_method(f"{method}:{own}")[1]])
-    owners = Owners(registry.owners(chosen.method, **chosen.ids), chosen.method.shared)
-    return key in owners.full or key in owners.shared or bool(owners.having(key))
+    classes = {**registry.owners(chosen.method, **chosen.ids), "train": Training}
+    owners = Owners(classes, chosen.method.shared, (RunConfig, (*RUN_KEYS, *PART_KEYS, RULE, "after")))
+    steps = [Owners({"after": step}) for step in map(step_class, STEPS) if step]
+    return any(key in one.full or key in one.shared or one.having(key) for one in (owners, *steps))
 
 
 def at_most(key: str, count: int) -> None:
