@@ -25,7 +25,7 @@ def test_no_grid_changes_nothing():
     assert on_grid(("fedavg", "fedism-plus:state=L"), ()) == ["fedavg", "fedism-plus:state=L"]
 
 
-@pytest.mark.parametrize("key", ["train.lr", "lr", "clip_updates", "run.min_count", "after", "after.penalty", "trainer"])
+@pytest.mark.parametrize("key", ["train.lr", "lr", "clip_updates", "run.solo", "after", "after.penalty", "trainer"])
 def test_a_grid_takes_the_names_that_every_method_has(key):
     assert on_grid(("fedavg", "fedufo"), (f"{key}=1",)) == [f"fedavg:{key}=1", f"fedufo:{key}=1"]
 

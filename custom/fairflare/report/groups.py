@@ -38,6 +38,16 @@ def pooled(sent: Mapping[str, Cells]) -> dict[str, dict[str, float]]:
     return {group: {"n": size, "value": sums[group] / size} for group, size in sizes.items()}
 
 
+def alike(sent: Mapping[str, Cells], least: int | None) -> Mapping[str, Cells]:
+    """The sites between whose groups a difference is the groups' alone: those that sent every cell that any sent.
+
+    All sites where none holds back cells of fewer than ``least``: what is missing then has no examples.
+    """
+    every = {group for cells in sent.values() for group in known_cells(cells)}
+    held_back = least is not None and least > 1
+    return {site: cells for site, cells in sent.items() if not held_back or every <= known_cells(cells).keys()}
+
+
 def known_cells(cells: Cells) -> dict[str, tuple[float, float]]:
     """Group -> (n, value) of the cells that hold a size above 0 and a finite value."""
     read = {group: (number(cell.get("n")), number(cell.get("value"))) for group, cell in cells.items()}
@@ -134,7 +144,8 @@ def group_section(trail: Trail, config: Json, about: Json) -> Json | None:
 
     Returns:
         by, min_count, split, metric, rows (group, n, value, sites and the lowest and highest site), n and overall of
-        all groups, disparity {"sample", "population"}, levels (sample disparity over sites and over groups, and both
+        all groups, alike {"sites", "of", "cells"} (the pooled cells that gaps are of, see ``alike``), disparity
+        {"sample", "population"}, levels (sample disparity over sites and over groups, and both
         "harmonic" forms of the two), gap, worst {"group", "value"}, cells {"expected", "sent"},
         equal_opportunity (None unless the grouping joins label and attributes) and uniform (mean over groups). None
         where the run has no groups or its log holds nothing.
@@ -151,6 +162,9 @@ def group_section(trail: Trail, config: Json, about: Json) -> Json | None:
     values = {name: found[name]["value"] for name in names if name in found}
     lowest, value = worst(values) if len(finite(values)) > 1 else (None, None)  # one group is not the lowest of several
     total = sum(cell["n"] for cell in found.values())
+    whole = alike(sent, config.get("min_count"))
+    same = {name: cell for name, cell in sorted(pooled(whole).items(), key=lambda one: names.index(one[0]))}
+    between = {name: cell["value"] for name, cell in same.items()}
     keys, classes = [key.strip() for key in by.split("+")], about.get("classes") or []
     return {
         "by": by,
@@ -160,12 +174,13 @@ def group_section(trail: Trail, config: Json, about: Json) -> Json | None:
         "rows": [_group_row(name, found, sent) for name in names],
         "n": total,
         "overall": weighted((cell["n"], cell["value"]) for cell in found.values()),
+        "alike": {"sites": len(whole), "of": len(sent), "cells": same},
         "disparity": {"sample": std(values, 1), "population": std(values)},
         "levels": _levels(values, sent),
-        "gap": gap(values),
+        "gap": gap(between),
         "worst": {"group": lowest, "value": value},
         "cells": {"expected": len(sent) * len(names), "sent": sum(len(known_cells(c)) for c in sent.values())},
-        "equal_opportunity": _opportunity(values, names, keys, classes),
+        "equal_opportunity": _opportunity(values, between, names, keys, classes),
         "uniform": mean(values),
     }
 
@@ -192,17 +207,21 @@ def _group_row(name: str, found: Mapping[str, Json], sent: Mapping[str, Any]) ->
 
 
 def _opportunity(
-    values: Mapping[str, float], names: Sequence[str], keys: Sequence[str], classes: Sequence[str]
+    values: Values, between: Values, names: Sequence[str], keys: Sequence[str], classes: Sequence[str]
 ) -> Json | None:
-    """Per class the rates, gap and worst rate; on top those of the positive class, or over all classes beyond two."""
-    every, rates = (by_class(one, keys, classes) for one in (dict.fromkeys(names, 0.0), values))
+    """Per class the rates, gap and worst rate; on top those of the positive class, or over all classes beyond two.
+
+    Gaps are those of the values ``between`` groups at the same sites, and so are the rates where there are any.
+    """
+    every, rates = (by_class(one, keys, classes) for one in (dict.fromkeys(names, 0.0), between or values))
     if not every:
         return None
     rows = []
     for name, attributes in every.items():
         own = rates.get(name, {})
         missing = [value for value in attributes if value not in own]
-        rows.append({"class": name, "rates": own, "missing": missing, **equal_opportunity(own)})
+        told = equal_opportunity(own) | ({} if between else {"gap": None})
+        rows.append({"class": name, "rates": own, "missing": missing, **told})
     positive = classes[1] if len(classes) == 2 else None
     chosen = [row for row in rows if positive in (None, row["class"])]
     gaps = [row["gap"] for row in chosen if row["gap"] is not None]
@@ -249,8 +268,13 @@ def _held_back(found: Json) -> str:
     return (
         f"A site sends a group's number only from {plural(least, 'example')} on (min_count), keeps back further groups "
         f"from which a smaller one would follow, and has none for an empty group: {missing}. The pooled values cover "
-        "what was sent."
+        f"what was sent{_gaps_of(found)}."
     )
+
+
+def _gaps_of(found: Json) -> str:
+    sites, of = found["alike"]["sites"], found["alike"]["of"]
+    return "" if sites == of else f", gaps between groups the {sites} of {plural(of, 'site')} that sent every group"
 
 
 def opportunity(summary: Json) -> str:
@@ -274,7 +298,8 @@ def _equalised_odds(run: Json) -> float | None:
 def _parity(run: Json) -> float | None:
     found, classes = run.get("groups") or {}, run["task"].get("classes") or []
     keys = [key.strip() for key in str(found.get("by") or "").split("+")]
-    cells = {row["group"]: row for row in found.get("rows") or () if row["value"] is not None}
+    pooled_cells = {row["group"]: row for row in found.get("rows") or () if row["value"] is not None}
+    cells = found["alike"]["cells"] if "alike" in found else pooled_cells  # of an older report
     rates, sizes = (by_class({name: row[key] for name, row in cells.items()}, keys, classes) for key in ("value", "n"))
     return demographic_parity(rates, sizes, classes)
 

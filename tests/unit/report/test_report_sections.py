@@ -2,8 +2,8 @@
 """Groups and notes in report.json of the made-up run of conftest.py.
 
 Hand-derived. Pooled over sites: "healthy, f" (36 + 12 + 20) / 80 = 0.85, "healthy, m" 0.8 of 80, "ill, f" (5 + 3) / 20
-= 0.4, "ill, m" 0.7 of 10. Mean over groups 2.75 / 4. EO gap of "ill" 0.3, of "healthy" 0.05. Three of 12 cells are
-absent.
+= 0.4, "ill, m" 0.7 of 10. Mean over groups 2.75 / 4. Three of 12 cells are absent. At site-1, which sent all four, the
+EO gap of "ill" is 0.2, of "healthy" 0.1.
 
 Medians over rounds of the scores, round r having 0.4 r times: site-1 and site-2 are in rounds 1 to 4, median 1; site-10
 in 1, 3 and 4, median 1.2: 0.02, 0.01 and 0.6. Their median is 0.02, so only site-10 exceeds 0.06. Mean layer weight of
@@ -16,6 +16,7 @@ import pytest
 
 from fairflare.core.notes import Note
 from fairflare.report import groups as words
+from fairflare.report.compare import run_row
 from fairflare.report.notes import SECTION
 from fairflare.report.summary import report_json, summarise
 
@@ -43,7 +44,7 @@ def test_spread_of_the_groups(grouped_inputs):
     found = summarise(**grouped_inputs)["groups"]
     assert (found["by"], found["min_count"], found["metric"], found["split"]) == ("label+sex", 5, "accuracy", "test")
     assert found["uniform"] == pytest.approx(2.75 / 4)
-    assert found["gap"] == pytest.approx(0.45)
+    assert found["gap"] == pytest.approx(0.4) and (found["alike"]["sites"], found["alike"]["of"]) == (1, 3)
     assert found["worst"] == {"group": "ill, f", "value": 0.4}
     assert found["disparity"]["sample"] == pytest.approx(found["disparity"]["population"] * (4 / 3) ** 0.5)
     assert found["cells"] == {"expected": 12, "sent": 9}
@@ -61,15 +62,32 @@ def test_disparities_of_both_levels_and_their_two_harmonics(grouped_inputs):
 def test_equal_opportunity_of_two_classes_is_that_of_the_second(grouped_inputs):
     found = summarise(**grouped_inputs)["groups"]["equal_opportunity"]
     assert found["positive"] == "ill"
-    assert (found["gap"], found["worst_tpr"]) == (pytest.approx(0.3), 0.4)
-    assert [row["gap"] for row in found["classes"]] == pytest.approx([0.05, 0.3])
+    assert (found["gap"], found["worst_tpr"]) == (pytest.approx(0.2), 0.5)
+    assert [row["gap"] for row in found["classes"]] == pytest.approx([0.1, 0.2])
     assert [row["missing"] for row in found["classes"]] == [[], []]
+
+
+def test_gaps_are_between_groups_at_the_same_sites(grouped_inputs):
+    """Site-1 alone sent all four; of "ill, f" site-2 has .3 and site-1 .5, so that pooled the gap would be .3."""
+    summary = summarise(**grouped_inputs)
+    row = run_row(summary)
+    assert (row["eo_gap"], row["equalised_odds"]) == pytest.approx((0.2, 0.2))
+    assert row["demographic_parity"] == pytest.approx((40 * 0.2 + 10 * 0.7) / 50 - (40 * 0.1 + 10 * 0.5) / 50)
+    assert "gaps between groups the 1 of 3 sites that sent every group." in words.groups(summary)[1]
+    grouped_inputs["config"]["min_count"] = 1
+    whole = summarise(**grouped_inputs)
+    assert run_row(whole)["eo_gap"] == pytest.approx(0.3), "no cell is held back: what is missing is empty"
+    assert "gaps between groups" not in words.groups(whole)[1]
+    cells = grouped_inputs["entries"][-2]["sites"]
+    cells["site-10"]["groups"]["test"]["ill, m"] = cells["site-1"]["groups"]["test"].pop("ill, m")
+    grouped_inputs["config"]["min_count"] = 5
+    assert run_row(summarise(**grouped_inputs))["eo_gap"] is None, "no site sent both"
 
 
 def test_three_classes_take_the_largest_gap(grouped_inputs):
     grouped_inputs["config"]["about"]["classes"] = ["healthy", "ill", "unsure"]
     found = summarise(**grouped_inputs)["groups"]["equal_opportunity"]
-    assert (found["positive"], found["gap"], found["worst_tpr"]) == (None, pytest.approx(0.3), 0.4)
+    assert (found["positive"], found["gap"], found["worst_tpr"]) == (None, pytest.approx(0.2), 0.5)
 
 
 def test_sentences_on_groups_name_convention_and_minimum(grouped_inputs):
@@ -78,7 +96,7 @@ def test_sentences_on_groups_name_convention_and_minimum(grouped_inputs):
     assert "lowest in the group ill, f (0.400)" in first
     assert "with ddof 1 (as FedUFO prints it)" in first
     assert "only from 5 examples on (min_count)" in second and "3 of 12 are missing" in second
-    assert "across sex. EO gap of the class ill: 0.300; worst true-positive rate: 0.400." in words.opportunity(summary)
+    assert "across sex. EO gap of the class ill: 0.200; worst true-positive rate: 0.500." in words.opportunity(summary)
 
 
 def test_shares_of_sites_stand_beside_their_shares_of_the_examples(noted_inputs):
