@@ -29,7 +29,10 @@ def column(kind="category", name="patient_id", **more):
     return {"features": f"age,{name}", "columns": json.dumps({name: {"kind": kind, **more}})}
 
 
-@pytest.mark.parametrize("name", ["patient_id", "Patient ID", "subject", "case-id", "MRN", "name"])
+@pytest.mark.parametrize(
+    "name",
+    ["patient_id", "Patient ID", "subject", "case-id", "MRN", "name", "nhs_number", "Patientennummer", "last name"],
+)
 @pytest.mark.parametrize(
     "options",
     [

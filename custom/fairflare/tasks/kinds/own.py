@@ -23,7 +23,7 @@ from fairflare.tasks.kinds.classes import GRADES
 
 MOST_CLASSES = 1000
 PATIENT = re.compile(
-    r"((patient|subject|case|record|person|hospital|medical|study)[ _-]?)?(id|name)|patient|subject|pid|ssn"
+    r"((patient|subject|case|record|person|study)[ _-]?)?(id|name)|patient|subject|pid|ssn"
     r"|(patient(en)?|subject|case|fall|nhs|mrn|record|insurance|social[ _-]security)[ _-]?(number|no|nr|nummer|code)"
     r"|mrn|(sur|last|first|family|given)[ _-]?name|(vor|nach)name|fiscal[ _-]code",
     re.IGNORECASE,
