@@ -58,7 +58,7 @@ class Rule(ABC):
     """Whether no site may learn of any other, so that trainers which exchange anything else are refused."""
     weighs_sums: ClassVar[bool] = False
     """Whether sites may answer with sums over patients in place of models, as it only weighs answers by numbers."""
-    last_is_apart: ClassVar[bool] = False
+    ends_apart: ClassVar[bool] = False
     """Whether the last round's model is none that an update leads to, so that no server optimizer can step there."""
     caps: ClassVar[bool] = False
     """Whether ``aggregate`` keeps its weights within ``Info.cap`` itself, by ``limited``."""

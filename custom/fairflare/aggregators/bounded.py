@@ -87,7 +87,7 @@ def bounded(rule: Rule, bounds: Bounds) -> Rule:
     return rule if bounds == UNBOUNDED else Bounded(rule, bounds)
 
 
-VALUES = ("own_models", "counts_own", "alone", "caps", "donates", "wanted", "useful", "heeded", "needs")
+VALUES = ("own_models", "counts_own", "ends_apart", "alone", "caps", "donates", "wanted", "useful", "heeded", "needs")
 METHODS = ("in_use", "missing", "caution", "unprotected")
 
 
@@ -107,7 +107,7 @@ class Bounded(Rule):
     bounds: Bounds
 
     # What other rules say of their class, or of themselves, is the inner rule's here.
-    own_models, counts_own, alone, caps, donates, wanted, useful, heeded, needs = map(_of_rule, VALUES)
+    own_models, counts_own, ends_apart, alone, caps, donates, wanted, useful, heeded, needs = map(_of_rule, VALUES)
     in_use, missing, caution, unprotected = map(_of_rule, METHODS)
 
     @property

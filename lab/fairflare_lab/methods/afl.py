@@ -58,7 +58,7 @@ class AFL(Rule):
         return self.average == "beside"
 
     @property
-    def last_is_apart(self) -> bool:  # type: ignore[override]  # the same
+    def ends_apart(self) -> bool:  # type: ignore[override]  # the same
         """The mean is of models before a server optimizer's steps, and what it steps from is no such mean."""
         return self.average == "final"
 

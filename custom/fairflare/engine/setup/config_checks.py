@@ -318,7 +318,7 @@ def misfit(ids: Mapping[str, str], rule: Rule, trainer: Trainer) -> str:
     unheeded = [name for name in rule.heeded if name not in trainer.heeds]
     reasons = (
         (rule.own_models and steps, f"server_optimizer: expected none, for {method} gives sites models of their own"),
-        (rule.last_is_apart and steps, f"server_optimizer: expected none, for {method} ends with a mean of its models"),
+        (rule.ends_apart and steps, f"server_optimizer: expected none, for {method} ends with a mean of its models"),
         (
             "minus_error" in rule.useful and steps,
             f"server_optimizer: expected none, for {method} takes sites out of plain averages (or terms=cosine)",
