@@ -98,6 +98,8 @@ class Ending:
         """
         if self._asked <= _heard(self._asked, answers):
             return True
+        if self._rule.min_responses is None:
+            return False
         self._good += filter(self._counts, answers[self._seen :])
         self._seen = len(answers)
         if self._since is None and self._rule.is_met(self._asked, self._good):

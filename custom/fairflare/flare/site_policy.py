@@ -317,9 +317,9 @@ def _check_filters(content: Mapping[str, Any], names: list[str]) -> None:
     last: dict[str, list[Any]] = {name: [] for name in names}
     for entry in _as_list("task_result_filters", content.get("task_result_filters")):
         chain = _plain("task_result_filters", entry, ("tasks", "filters", "direction"))
-        for key in (key for one in _as_list("filters", chain.get("filters")) for key in _as_object("filters", one)):
-            expect("task_result_filters: filters", TOP.fullmatch(key) is not None, "plain names as keys", key)
         filters = _as_list("task_result_filters: filters", chain.get("filters"))
+        for key in (key for one in filters for key in _as_object("task_result_filters: filters", one)):
+            expect("task_result_filters: filters", TOP.fullmatch(key) is not None, "plain names as keys", key)
         covered = _as_list("task_result_filters: tasks", chain.get("tasks"))
         if chain.get("direction") in OUT:
             for name in {name for name in covered if name in last}:

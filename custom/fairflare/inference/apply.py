@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import csv
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from itertools import count
 from pathlib import Path
 from typing import Any, TextIO
@@ -27,6 +27,7 @@ from fairflare.data.readers.tables import read_columns
 from fairflare.inference.modules import Whole
 
 SMALLEST = 1e-12
+MASKS = "masks"
 SUFFIX = re.compile(r"(\.nii\.gz|\.nii|\.nrrd|\.png|\.jpe?g|\.tiff?|\.dcm|\.dicom)?(?:\[(\d+)\])?$", re.IGNORECASE)
 """The end of an image's name, with the slice in a file of several."""
 
@@ -34,6 +35,12 @@ SUFFIX = re.compile(r"(\.nii\.gz|\.nii|\.nrrd|\.png|\.jpe?g|\.tiff?|\.dcm|\.dico
 def mask_stem(image: str) -> str:
     """What the name of an image's mask begins with: "a" of "a.png", "a_3" of "a.nii.gz[3]"."""
     return SUFFIX.sub(lambda found: f"_{found[2]}" if found[2] else "", image, count=1)
+
+
+def mask_name(image: str, suffix: str, taken: Collection[str]) -> str:
+    """The file of an image's mask below the results, in the image's folders, that is not ``taken``."""
+    names = (f"{MASKS}/{mask_stem(image)}_mask{'' if k == 1 else k}{suffix}" for k in count(1))
+    return next(one for one in names if one not in taken)
 
 
 def ending(image: Files, place: Geometry) -> str:
@@ -217,13 +224,12 @@ def segment(
     """Write a mask of each image's name in ``output_dir``/masks, and ``predictions.csv``; a.png and a.jpg have two."""
     table: dict[str, list[Any]] = {}
     for name, path in source.named(inputs).items():
-        place, stem = geometry_of(path), mask_stem(name)
+        place = geometry_of(path)
         if place is None:
             raise ValueError(f"{name}: its size cannot be read")
         found = restored(model(source.tensor([path]))[0], place.height, place.width)
         suffix = ending(path, place)
-        names = (f"masks/{stem}_mask{'' if k == 1 else k}{suffix}" for k in count(1))
-        own = next(one for one in names if one not in table)
+        own = mask_name(name, suffix, table)
         mask = Path(output_dir) / own
         mask.parent.mkdir(parents=True, exist_ok=True)
         thresholds = [threshold] * len(values)

@@ -11,7 +11,6 @@ import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +35,7 @@ from fairflare.data.tensors import as_float, normalised
 from fairflare.engine.evaluation import predict as predicted
 from fairflare.engine.files import save_json, save_text
 from fairflare.import_data.tables import read_again
-from fairflare.inference.apply import RESULTS, ending, mask_stem, pixel_values, restored, write_mask, write_rows
+from fairflare.inference.apply import RESULTS, ending, mask_name, pixel_values, restored, write_mask, write_rows
 from fairflare.inference.atomic_output import MARK
 from fairflare.inference.loaded_run import HALF, Opened, config_of, members_of
 from fairflare.report.values import plural
@@ -132,7 +131,6 @@ def _below(folder: Path) -> list[Path]:
     return [path for path in found if path.is_file() and geometry.looks_like_image(path)]
 
 
-MASKS = "masks"
 BATCH = 16
 
 
@@ -308,8 +306,7 @@ class _Masks:
 
     def place(self, name: str, suffix: str, probabilities: Tensor) -> Path:
         """The file for an input's mask, of a name of its own in the file's folders; a.png and a.jpg do not meet."""
-        names = (f"{MASKS}/{mask_stem(name)}_mask{'' if k == 1 else k}{suffix}" for k in count(1))
-        mask = next(one for one in names if one not in self._rows)
+        mask = mask_name(name, suffix, self._rows)
         flagged = (p > t if t == HALF else p >= t for p, t in zip(probabilities, self.thresholds))
         self._rows[mask] = [name, mask, *(float(one.double().mean()) for one in flagged)]
         (self._folder / mask).parent.mkdir(parents=True, exist_ok=True)
