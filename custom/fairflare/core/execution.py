@@ -90,15 +90,15 @@ class Execution:
 
     def place(self, network: torch.nn.Module) -> None:
         """Move ``network`` to the device and its convolutions to the layout, where they are not there yet."""
-        wanted = self.memory_format
-        if wanted == torch.preserve_format and is_narrow(network):
-            wanted = torch.channels_last
+        wanted, keeps = self.memory_format, torch.preserve_format
         tensors = list(chain(network.parameters(), network.buffers()))
-        images = [tensor for tensor in tensors if tensor.dim() == 4 and wanted != torch.preserve_format]
+        images = [tensor for tensor in tensors if tensor.dim() == 4]
+        if images and wanted == keeps and is_narrow(network):
+            wanted = torch.channels_last
         placed = all(tensor.device == self.device for tensor in tensors)
-        if not placed or not all(tensor.is_contiguous(memory_format=wanted) for tensor in images):
+        if not placed or not all(wanted == keeps or tensor.is_contiguous(memory_format=wanted) for tensor in images):
             network.to(self.device)
-            if wanted != torch.preserve_format:
+            if wanted != keeps:
                 network.to(memory_format=wanted)  # type: ignore[call-overload]  # torch's stubs lack it
 
     def backward(self, network: torch.nn.Module, inputs: torch.Tensor, loss_of: LossOf) -> torch.Tensor:

@@ -40,7 +40,7 @@ TASK = re.compile(r'^    (name)(?:: [^=]+)? = "([^"]+)"', re.MULTILINE)
 
 _done: set[tuple[str, str]] = set()
 """Plugins that have been imported without an error."""
-_in_rooms: list[str] = []
+_in_rooms: list[ModuleType] = []
 """The rooms' modules, once they have been imported."""
 
 
@@ -181,7 +181,7 @@ def _import_rooms() -> None:
     for room in ROOMS:
         package = importlib.import_module(f"fairflare.{room}")
         for info in pkgutil.iter_modules(getattr(package, "__path__", [])):  # one is a module
-            _in_rooms.append(importlib.import_module(f"{package.__name__}.{info.name}").__name__)
+            _in_rooms.append(importlib.import_module(f"{package.__name__}.{info.name}"))
 
 
 @cache
@@ -227,4 +227,4 @@ def modules() -> list[ModuleType]:
     """The plugins that are loaded, and the rooms' modules, among which a job carries its plugins."""
     names = [_name(path) for path in files() if ("file", str(path)) in _done]
     names += [place.partition(":")[0] for what, place in sorted(_done) if what == "entry point"]
-    return [sys.modules[name] for name in (*_in_rooms, *names) if name in sys.modules]
+    return [*_in_rooms, *(sys.modules[name] for name in names if name in sys.modules)]

@@ -254,7 +254,9 @@ class _Writing:
     """Where a tensor lies in memory, and how -> its name."""
 
     def form(self, value: Any, path: tuple[Any, ...]) -> Any:
-        if isinstance(value, Mapping):
+        if type(value) is str or (type(value) is float and math.isfinite(value)):
+            return value
+        if isinstance(value, (dict, Mapping)):
             return {"map": [[_key(_plain(key)), self.form(item, (*path, key))] for key, item in value.items()]}
         if isinstance(value, (list, tuple)):
             found = [self.form(item, (*path, k)) for k, item in enumerate(value)]

@@ -7,6 +7,7 @@ import math
 import numbers
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, TypeVar
 
 from fairflare.core import schema
@@ -73,6 +74,8 @@ def silent(asked: Iterable[str], answers: Sequence[schema.Answer]) -> list[Rejec
 
 def is_number(value: Any) -> bool:
     """A real number (numpy's included) that fits a float; not a bool and not text."""
+    if type(value) is float:  # nearly always, and the general way takes ten times as long
+        return True
     if not isinstance(value, numbers.Real) or isinstance(value, bool):
         return False
     try:
@@ -131,9 +134,8 @@ def check_received(instruction: schema.Instruction, tensors: Mapping[str, schema
         instruction: as it arrived; the model is held against the network's entries when it is loaded.
         tensors: "name/entry" -> slot of what the parts receive. A rule may send none of them, or not yet.
     """
-    for name, spec in schema.instruction_fields().items():
-        if check := CHECKS.get(str(spec.kind)):
-            check(getattr(instruction, name), tensors)
+    for name, check in _received():
+        check(getattr(instruction, name), tensors)
 
 
 def _check_orders(orders: Any, tensors: Mapping[str, schema.Slot]) -> None:
@@ -158,3 +160,10 @@ CHECKS: Mapping[str, Callable[[Any, Mapping[str, schema.Slot]], None]] = {
     "tensors": _check_tensors,
     "count": _check_count,
 }
+
+
+@cache
+def _received() -> list[tuple[str, Callable[[Any, Mapping[str, schema.Slot]], None]]]:
+    """Field of an ``Instruction`` -> its check, where it has one."""
+    found = ((name, CHECKS.get(str(spec.kind))) for name, spec in schema.instruction_fields().items())
+    return [(name, check) for name, check in found if check is not None]

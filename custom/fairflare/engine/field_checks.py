@@ -83,11 +83,9 @@ def checked_seconds(seconds: Any) -> dict[str, float]:
 def _among(content: Any, range_of: Callable[[str], tuple[float, float] | None]) -> dict[str, float]:
     """Name -> number, sorted by name, for short names that have a range and numbers within; never raises."""
     try:
-        content = content if isinstance(content, Mapping) else {}
-        pairs = [(name, content[name]) for name in content if isinstance(name, str)]
-        good = {
-            checks.one_line(name): float(v) for name, v in pairs if len(name) <= checks.LONGEST and checks.is_number(v)
-        }
+        content = content if isinstance(content, (dict, Mapping)) else {}
+        pairs = [(name, content[name]) for name in content if isinstance(name, str) and len(name) <= checks.LONGEST]
+        good = {checks.one_line(name): float(v) for name, v in pairs if checks.is_number(v)}
     except Exception:  # an answer may hold anything
         return {}
     found = {}

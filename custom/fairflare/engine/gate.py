@@ -10,20 +10,21 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
 import torch
 
 from fairflare.aggregators.base import Outcome, without_negative_variances
 from fairflare.core.errors import RunFailed
-from fairflare.core.schema import SPLITS, Answer, Slot, answer_fields, audited
+from fairflare.core.schema import SPLITS, Answer, Slot, Spec, answer_fields, audited
 from fairflare.core.tensor_files import gathered, held
 from fairflare.core.types import INTERVALS, MOST_EXAMPLES, PERSONAL, TRIVIAL, Number, Reply, Round, StateDict
 from fairflare.engine import checks, field_checks, norms
 from fairflare.engine.checks import is_number
 from fairflare.engine.clinical import CLINICAL, NOTHING, View
 from fairflare.engine.evaluation import ALIKE, ENDS, Intervals
-from fairflare.engine.field_checks import CHECKS, Against, Form, Measured, Ranges, check_counts
+from fairflare.engine.field_checks import CHECKS, Against, Check, Form, Measured, Ranges, check_counts
 from fairflare.privacy.egress import all_finite
 
 SLACK = 1e-6
@@ -242,13 +243,9 @@ class Gate:
 
     def _checked(self, answer: Answer, task: str, against: Against) -> dict[str, Any]:
         """Field -> its accepted value, for every field that travels in ``task``; the cheap checks come first."""
-        fields = [(name, spec) for name, spec in answer_fields().items() if spec.travels(task)]
-        fields.sort(key=lambda field: field[1].kind in ("update", "tensors"))
         values = {}
-        for name, spec in fields:
-            if name in self.lenient and getattr(answer, name) is None:
-                continue
-            if check := CHECKS[spec.kind_in(task)]:
+        for name, spec, check in _fields(task):
+            if name not in self.lenient or getattr(answer, name) is not None:
                 values[name] = check(name, getattr(answer, name), spec, against)
         return values
 
@@ -260,6 +257,14 @@ class Gate:
         zeros = {key: torch.zeros_like(value) for key, value in entries.items() if key in self.personal}
         dtypes = {key: value.dtype for key, value in entries.items()}
         return [dataclasses.replace(r, update=gathered(zeros | held(r.update), dtypes)) for r in replies]
+
+
+@cache
+def _fields(task: str) -> list[tuple[str, Spec, Check]]:
+    """The fields that travel in ``task`` with their checks; the cheap ones come first."""
+    found = [(name, spec, CHECKS[spec.kind_in(task)]) for name, spec in answer_fields().items() if spec.travels(task)]
+    checked = [(name, spec, check) for name, spec, check in found if check is not None]
+    return sorted(checked, key=lambda field: field[1].kind in ("update", "tensors"))
 
 
 def reply_of(site: str, values: Mapping[str, Any], trainable: frozenset[str] = frozenset()) -> Reply:

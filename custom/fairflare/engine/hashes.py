@@ -41,7 +41,12 @@ def state_hash(state: Mapping[str, Any]) -> str:
 
 
 def _feed(update: Callable[[Any], None], value: Any) -> None:
-    if isinstance(value, Mapping):
+    if isinstance(value, float):  # the most frequent first: a state of many sites has as many numbers
+        update(b"float " + struct.pack(">d", value))
+    elif isinstance(value, str):
+        text = value.encode("utf-8", "surrogatepass")
+        update(f"text {len(text)};".encode() + text)
+    elif isinstance(value, (dict, Mapping)):
         update(f"mapping {len(value)};".encode())
         for key, item in value.items():
             _feed(update, key)
@@ -53,11 +58,6 @@ def _feed(update: Callable[[Any], None], value: Any) -> None:
     elif isinstance(value, torch.Tensor):
         update(f"tensor {_kind(value)};".encode())
         update(_data(value))
-    elif isinstance(value, float):
-        update(b"float " + struct.pack(">d", value))
-    elif isinstance(value, str):
-        text = value.encode("utf-8", "surrogatepass")
-        update(f"text {len(text)};".encode() + text)
     elif value is None or isinstance(value, (bool, int)):
         update(f"{type(value).__name__} {int(value or 0):x};".encode())
     else:

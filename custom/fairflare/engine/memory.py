@@ -231,7 +231,7 @@ def is_finite(value: Any) -> bool:
     """Whether what would be kept holds no NaN and no infinity, however deep."""
     if isinstance(value, torch.Tensor):
         return not value.is_floating_point() or all_finite(value.detach())
-    if isinstance(value, Mapping):
+    if isinstance(value, (dict, Mapping)):
         return all(is_finite(item) for item in value.values())
     if isinstance(value, (list, tuple)):
         return all(is_finite(item) for item in value)

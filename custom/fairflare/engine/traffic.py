@@ -3,13 +3,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
 import torch
 
-from fairflare.core.schema import Answer, Instruction, Transport, answer_fields, instruction_fields
+from fairflare.core.schema import Answer, Instruction, Transport
 from fairflare.core.tensor_files import Stored
 
 NUMBER = 8
@@ -38,10 +38,13 @@ class Traffic:
         counted = {site for site, one in instructions.items() if one.task != "preflight"}
         known: dict[int, int] = {}  # most sites are sent the same objects
         for site in sorted(counted):
-            self._down[site] = self._down.get(site, 0) + _size(instructions[site], instruction_fields(), known)
+            for value in _values(instructions[site]):
+                if id(value) not in known:
+                    known[id(value)] = _bytes_of(value)
+                self._down[site] = self._down.get(site, 0) + known[id(value)]
         for answer in self._transport.exchange(instructions):
             if answer.site in counted:
-                self._up[answer.site] = self._up.get(answer.site, 0) + _size(answer, answer_fields(), {})
+                self._up[answer.site] = self._up.get(answer.site, 0) + sum(map(_bytes_of, _values(answer)))
             yield answer
 
     def taken(self) -> dict[str, dict[str, int]]:
@@ -51,15 +54,9 @@ class Traffic:
         return found
 
 
-def _size(message: Instruction | Answer, fields: Iterable[str], known: dict[int, int]) -> int:
-    """Bytes of a message's fields; ``known``: those of objects that live on, by identity."""
-    total = 0
-    for name in fields:
-        value = getattr(message, name)
-        if id(value) not in known:
-            known[id(value)] = _bytes_of(value)
-        total += known[id(value)]
-    return total
+def _values(message: Instruction | Answer) -> list[Any]:
+    """What a message's fields hold, which may be anything; without texts, which are not counted."""
+    return [value for value in vars(message).values() if value is not None and type(value) is not str]
 
 
 def _bytes_of(value: Any, depth: int = 0) -> int:

@@ -84,7 +84,7 @@ class Egress:
 
     def _check_of_exchange(self, value: Any, field: _Field) -> None:
         """By the exchange that fills the field; the text of any other error than EgressRefused may hold numbers."""
-        if value is None if field.spec.kind == "sums" else isinstance(value, Mapping) and not value:
+        if value is None if field.spec.kind == "sums" else isinstance(value, (dict, Mapping)) and not value:
             return
         check = self.checks.get(field.name) if field.here else None
         if check is None:
@@ -197,9 +197,9 @@ def all_finite(tensor: torch.Tensor) -> bool:
 
 
 def _check_names(what: str, found: Any, known: Iterable[str]) -> None:
-    if not isinstance(found, Mapping):
+    if not isinstance(found, (dict, Mapping)):
         raise EgressRefused(f"{what}: not a mapping")
-    agreed = set(known)
+    agreed = set(known) if found else ()
     if any(name not in agreed for name in found):
         listed = f": {', '.join(sorted(agreed))[:200]}" if what == "metric" and agreed else ""
         raise EgressRefused(f"{what}: a name that is not on the list{listed}")
@@ -209,7 +209,8 @@ def _check_numbers(what: str, found: Any, ranges: Mapping[str, Sequence[float]])
     _check_names(what, found, ranges)
     for name, value in found.items():
         low, high = ranges[name]
-        if isinstance(value, bool) or not isinstance(value, numbers.Real) or not math.isfinite(value):
+        real = type(value) is float or (isinstance(value, numbers.Real) and not isinstance(value, bool))
+        if not real or not math.isfinite(value):
             raise EgressRefused(f"{what} {name}: not a finite number")
         if not low <= float(value) <= high:
             raise EgressRefused(f"{what} {name}: outside {low:g} to {high:g}")

@@ -138,23 +138,22 @@ def _regression(task: Task, data: SiteData) -> Answers | None:
     known, y = y.unique(return_inverse=True)
     if len(known) < 2 or not x.isfinite().all():
         return None
-    x, shape = x.double(), (len(known) if len(known) > 2 else 1, x.shape[1] + 1)
-    weights = torch.zeros(shape, dtype=torch.float64, requires_grad=True)
+    x, first, n = x.double(), 0 if len(known) > 2 else 1, len(x)  # of two classes the first one's score is 0
+    weights = torch.zeros(len(known) - first, x.shape[1] + 1, dtype=torch.float64)
+    rows, ones = F.pad(x, (0, 1), value=1.0), F.one_hot(y).double()
+    weights.grad = torch.zeros_like(weights)
 
     def scores(inputs: Tensor) -> Tensor:
-        found = F.linear(inputs, weights[:, :-1], weights[:, -1])
-        return found if len(known) > 2 else F.pad(found, (1, 0))
+        return F.pad(F.linear(inputs, weights[:, :-1], weights[:, -1]), (first, 0))
 
-    @torch.enable_grad()
     def loss() -> float:
-        found = F.cross_entropy(scores(x), y) + weights[:, :-1].square().sum() / (2 * len(x))
-        (weights.grad,) = torch.autograd.grad(found, weights)
-        return found.item()
+        logs, own = scores(x).log_softmax(1), F.pad(weights[:, :-1], (0, 1))
+        weights.grad.copy_(((logs.exp() - ones)[:, first:].T @ rows + own) / n)  # type: ignore[union-attr]
+        return float(own.square().sum() / 2 - (logs * ones).sum()) / n
 
     # Steps and end as scikit-learn's; a solver that stops before it has converged is good enough here.
     ends = {"max_iter": MOST_STEPS, "tolerance_grad": 1e-4, "tolerance_change": 1e-9, "line_search_fn": "strong_wolfe"}
     eager(torch.optim.LBFGS)([weights], **ends).step(loss)
-    weights = weights.detach()
 
     def answers(inputs: Tensor) -> Tensor:
         found = torch.full((len(inputs), len(task.classes)), -SURE)
