@@ -46,7 +46,7 @@ CHAIN = ("seq", "time", "event", "prev", "hash")
 REAL = 2
 DIFFERENT = 100
 """Simulated rounds, which come in turn."""
-LEAST_IN_TOY = 200
+LEAST_IN_TOY = 300
 
 
 class Dies(BaseException):
@@ -95,7 +95,7 @@ def measure(options: argparse.Namespace, out: Path) -> None:
     size = sum(path.stat().st_size for path in there)
     print(f"{sites} sites, {rounds} rounds: {size / 1e6:.0f} MB in {len(there)} files, {grown / 1e3:.1f} kB a round")
     for name in COMMANDS:
-        for folder in (short, long):
+        for folder in (long,) if options.toy else (short, long):
             subprocess.run([sys.executable, __file__, "--out", str(folder), "--do", name], check=True)
 
 

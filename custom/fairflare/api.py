@@ -53,7 +53,11 @@ class Report(dict[str, Any]):
     page: Path
 
     def __call__(self) -> Path:
-        """Path of the page."""
+        """Path of the page, which is written now where the run's folder has none: a private one gets none by itself."""
+        if not self.page.is_file():
+            from fairflare.report.write import write_report
+
+            write_report(self.page.parent)
         return self.page
 
 
@@ -239,7 +243,7 @@ class Federation:
             UserError: the folder holds another run, the data are not there, or a table may be read in two ways.
             RunFailed: the federation stopped; the folder keeps its last good model.
         """
-        given = locals()
+        given, page = locals(), True
         reading = {key: given[key] for key in (*WORDS, *LISTS)}
         if self._has_data:
             if data is not None and not isinstance(data, (str, os.PathLike)):
@@ -249,7 +253,8 @@ class Federation:
             if data is None:
                 raise UserError("fit: expected data: a DataFrame, a folder or a task; or Federation(METHOD, TASK)")
             with contextlib.nullcontext() if progress else display.silent():
-                out = self._use(data, reading, data_folder, out)
+                own = self._use(data, reading, data_folder, out)
+            out, page = own, out is not None or own is None
         if (file := self._file) is None:
             raise UserError("fit: the run was opened, and has ended; a new Federation begins another")
         count = workers if workers is not None else file.workers or 1
@@ -259,7 +264,7 @@ class Federation:
             if deployment and env is None:
                 execute_deployed(self.config, folder, force=force, **deployment)
             else:
-                run_once(self.config, folder, env=env or file.env, force=force, workers=count)
+                run_once(self.config, folder, env=env or file.env, force=force, workers=count, page=page)
         self.folder = folder
         self.__dict__.pop("report", None)
         return self

@@ -32,7 +32,7 @@ def entries_of(log, event):
     return [entry for entry in log if entry["event"] == event]
 
 
-@each("method", PAPERS, short=["fedism-plus", "fedufo", "fedce"])
+@each("method", PAPERS, short=["fedism-plus", "fedce"])
 def test_the_papers_methods_run_on_volumes(method, tmp_path):
     """Three sites, two rounds: weights are a distribution, every site answers, and says what the method asks for.
 

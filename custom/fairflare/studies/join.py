@@ -180,6 +180,7 @@ def measure(
     """
     config = question.base
     parts = build_parts(config, at_site=True)
+    _check_classes(parts, question)
     everybody, refused = _everybody(parts, site_of_client(config, parts.task))
     table = _checked(parts, question, everybody)
     runs = question.runs()
@@ -258,14 +259,19 @@ def titled(config: RunConfig, parts: Parts) -> str:
     return study({"task": {"title": parts.task.title, "options": config.options}})
 
 
-def _checked(parts: Parts, question: Question, everybody: Mapping[str, Split]) -> bool:
-    """Whether the task is a table of two classes, or of one against the others; raises UserError."""
+def _check_classes(parts: Parts, question: Question) -> None:
+    """Before any data are read: raise UserError where the task has not the classes that the question needs."""
     task, classes = parts.task, ", ".join(parts.task.classes)
     plain = task.kind.has_times or task.kind.has_masks
     if not plain and (not task.kind.has_classes or (len(task.classes) != 2 and not question.event)):
         raise UserError(f"join: expected a task of two classes, or --event CLASS, got {question.task}: {classes}")
     if question.event and (plain or question.event not in task.classes):
         raise UserError(f"--event: expected one of {classes}, got {shown(question.event)}")
+
+
+def _checked(parts: Parts, question: Question, everybody: Mapping[str, Split]) -> bool:
+    """Whether the task is a table of two classes, or of one against the others; raises UserError."""
+    plain = parts.task.kind.has_times or parts.task.kind.has_masks
     if not everybody:
         raise UserError(f"join: {question.task}: expected a hospital with patients enough, got none")
     for label, config in question.each().items():
