@@ -39,6 +39,12 @@ def fitted(tmp_path_factory):
     return made.fit(table(), **ROLES, data_folder=folder / "data", out=folder / "run", progress=False)
 
 
+def test_a_run_in_a_private_folder_has_a_page_once_it_is_asked_for():
+    made = Federation("fedavg", rounds=1).fit(table(), **ROLES, progress=False)
+    assert not made.report.page.exists()
+    assert "</html>" in made.report().read_text() and made.report() == made.report.page
+
+
 def test_only_what_is_public_is_listed():
     assert dir(fairflare) == sorted(fairflare.__all__)
     for name in {*fairflare.__all__} - {"__version__"}:

@@ -187,7 +187,9 @@ def test_the_command_goes_on_where_it_was_stopped(tmp_path, capsys):
         (["--for", "Hannover"], "--for: expected METHODs, and hospitals among three or more: Cleveland"),
     ],
 )
-def test_what_cannot_be_asked_is_refused_before_anything_runs(change, words, tmp_path, capsys):
+def test_what_cannot_be_asked_is_refused_before_anything_runs(change, words, tmp_path, capsys, monkeypatch):
+    phantom = type(tasks.load("ich-phantom"))
+    monkeypatch.setattr(phantom, "site_data", lambda *given: pytest.fail("images were rendered"))
     assert run(*JOIN, "--out", tmp_path / "new", *change) == 2
     assert words in capsys.readouterr().err
     assert not (tmp_path / "new").exists()
