@@ -69,7 +69,7 @@ class ClassCases(Cases):
         """(C, C): row = true class, column = predicted class."""
         return metrics.confusion(self.logits.argmax(1).numpy(), self.targets.numpy(), self.n_classes)
 
-    @property
+    @cached_property
     def sizes(self) -> npt.NDArray[np.int64]:
         """(C,) cases of each class."""
         return self.confusion.sum(1)
