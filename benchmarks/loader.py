@@ -2,11 +2,15 @@
 """What part of a training step is spent waiting for the next batch.
 
     python benchmarks/loader.py [--slices 128] [--batch 32] [--epochs 2] [--device cpu|cuda] [--folder DIR] [--toy]
+    python benchmarks/loader.py --files 50000 [--pixels 1024]
 
 Two data sets train ResNet-18 at 224 pixels with Adam, as ``ich-phantom:paper`` does: that task's first site, whose
 images are drawn once, and a set of DICOM slices of 512 x 512 written to a temporary folder (or to --folder), read with
 all of it in the cache, half of it and nothing, without and with threads that read ahead. The share is the time in which
 the loop waits for a batch over the time of the epoch; the first epoch, which fills the cache, is shown on its own.
+
+With ``--files`` nothing trains. So many JPEG files of a few hundred contents are read for a network of 224 pixels by a
+site that keeps a tenth of a gigabyte in memory and the rest on a disk: CPU seconds of two epochs, and their ratio.
 """
 
 from __future__ import annotations
@@ -35,6 +39,9 @@ def main() -> None:
     device = torch.device(options.device) if options.device else default_device()
     torch.manual_seed(0)
     print(f"torch {torch.__version__}, {platform.machine()}, {torch.get_num_threads()} threads, {device}")
+    if options.files:
+        many_files(options)
+        return
     print(f"{'data':36} {'first epoch':>12} {'later epochs':>13}   waiting / step")
     preset = "small" if options.toy else "paper"
     small = {"images": 200, "n_sites": 2, "corrupted": 1} if options.toy else {}
@@ -49,6 +56,40 @@ def main() -> None:
             own = SiteConfig(str(folder), "ct.json", num_workers=workers, cache_rate=rate)
             name = f"DICOM, cache_rate {rate:g}, num_workers {workers}"
             show(name, task, task.local_data("site", own), options, device)
+    if options.toy:
+        options.files, options.pixels = 40, 64
+        many_files(options)
+
+
+def many_files(options: argparse.Namespace) -> None:
+    """The CPU seconds of two epochs of a loader alone."""
+    with tempfile.TemporaryDirectory(dir=options.folder) as scratch:
+        folder = Path(scratch)
+        write_files(folder, options.files, options.pixels)
+        own = SiteConfig(str(folder), "images.json", cache_gb=0.1, cache_folder=scratch)
+        data, seconds = tasks.load("classification", labels="2", size=224).local_data("site", own), []
+        for epoch in range(2):
+            started = time.process_time()
+            images = sum(len(batch.targets) for batch in data.training(options.batch, epoch))
+            seconds.append(time.process_time() - started)
+        first, second = seconds
+        print(f"{images} files of {options.pixels} px: {first:.1f} and {second:.1f} CPU s, ratio {second / first:.3f}")
+
+
+def write_files(folder: Path, n: int, pixels: int) -> None:
+    """``n`` grey JPEG files, of which every 200th has the same content, and images.json."""
+    from PIL import Image
+
+    rng = np.random.default_rng(0)
+    coarse = rng.integers(0, 256, (200, 64, 64), dtype=np.uint8)
+    for i in range(n + 8):
+        if i < len(coarse):
+            Image.fromarray(coarse[i]).resize((pixels, pixels), Image.Resampling.BICUBIC).save(folder / f"{i}.jpg")
+        else:
+            (folder / f"{i}.jpg").hardlink_to(folder / f"{i % len(coarse)}.jpg")
+    entries = [{"image": f"{i}.jpg", "label": i % 2} for i in range(n + 8)]
+    lists = {"training": entries[:n], "validation": entries[n : n + 4], "testing": entries[n + 4 :]}
+    (folder / "images.json").write_text(json.dumps(lists))
 
 
 def show(name: str, task, data: TensorData, options: argparse.Namespace, device: torch.device) -> None:
@@ -104,7 +145,7 @@ def write_slices(folder: Path, n: int) -> None:
 def parse() -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    for name, default in (("--slices", 128), ("--batch", 32), ("--epochs", 2)):
+    for name, default in (("--slices", 128), ("--batch", 32), ("--epochs", 2), ("--files", 0), ("--pixels", 1024)):
         parser.add_argument(name, type=int, default=default)
     parser.add_argument("--device")
     parser.add_argument("--folder")

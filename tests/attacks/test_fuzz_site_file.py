@@ -16,7 +16,18 @@ from fairflare.data.site_config import SiteConfig, read_site_config
 BOUNDED = settings(
     derandomize=True, deadline=None, max_examples=120, suppress_health_check=list(HealthCheck), database=None
 )
-KEYS = ["data_root", "datalist", "gpu", "batch_size", "num_workers", "cache_rate", "min_count", "secure_sum", "site"]
+KEYS = [
+    "data_root",
+    "datalist",
+    "gpu",
+    "batch_size",
+    "num_workers",
+    "cache_rate",
+    "cache_folder",
+    "min_count",
+    "secure_sum",
+    "site",
+]
 PIECES = [
     *("data_root: x\n", "datalist: a.json\n", "gpu: 0\n", "min_count: 30\n", "secure_sum: true\n", "cache_rate: .5\n"),
     *("{", "}", "[", "]", ":", "- ", "&a ", "*a", "!!python/object:x ", "!!binary ", "<<: ", "? ", "|\n", "\t", "\0"),
@@ -62,7 +73,7 @@ def assert_read_or_refused(file, content):
     assert type(own) is SiteConfig and own.site == ""
     assert own.gpu is None or type(own.gpu) is int and 0 <= own.gpu < 1024
     assert own.batch_size is None or type(own.batch_size) is int and 2 <= own.batch_size <= 65_536
-    assert type(own.num_workers) is int and 0 <= own.num_workers <= 1024
+    assert own.num_workers is None or type(own.num_workers) is int and 0 <= own.num_workers <= 1024
     assert type(own.cache_rate) is float and 0 <= own.cache_rate <= 1
     assert own.min_count is None or type(own.min_count) is int and 0 <= own.min_count <= 10**6
     assert type(own.secure_sum) is bool

@@ -16,7 +16,7 @@ from typing import Annotated, Any
 from pydantic.dataclasses import dataclass
 
 from fairflare.core.errors import UserError
-from fairflare.core.execution import Compiler, Layout
+from fairflare.core.execution import Compiler, Layout, default_device
 from fairflare.core.validation import SITE, STRICT, Range, Text, check_plain, expected, one_line
 from fairflare.data.readers.cases import DATES
 
@@ -25,7 +25,7 @@ LARGEST = 65_536
 VARIABLE = "FAIRFLARE_SITE_CONFIG"
 GPUS = r"( *\d{1,4} *(, *\d{1,4} *){0,63})?"
 """What ``gpus`` looks like."""
-MOST_GPUS = 1024
+MOST_GPUS, MOST_THREADS = 1024, 8
 TABLES = "fairflare.data.readers.table_features"
 """What reads a table's cells: by a name that no reader of imports follows, as sites with images convert none."""
 CONVERSION = ("scale", "shift", "recode", "dates")
@@ -44,9 +44,12 @@ class SiteConfig:
         gpu: number of the GPU to use; None takes the first one, where there is one.
         gpus: numbers of several, separated by commas, which share every training batch; inexact. Empty: ``gpu`` alone.
         batch_size: in place of the job's, for a smaller GPU; None keeps the job's.
-        num_workers: threads that read images ahead of the training; 0 reads them when they are needed.
+        num_workers: threads that read images ahead of the training; 0 reads them when they are needed. None: where a
+            GPU computes one for each core, at most 8, else 0.
         cache_rate: share of the images that stay in memory once read, in [0, 1].
         cache_gb: GB that they may take in memory; None: 1.5 for all sites of one process together.
+        cache_folder: folder on whose disk decoded images lie that memory has no room for, while the process lives; "":
+            they are read again.
         min_count: the fewest examples of a group whose numbers may leave; None: none leave.
         secure_sum: True takes part in jobs with secure sums only.
         clinical: whether it says how well calibrated the model is that it uses, and what its decisions are.
@@ -70,9 +73,10 @@ class SiteConfig:
     gpu: Annotated[int, Range(0, 1023)] | None = None
     gpus: Annotated[str, Text(pattern=GPUS, words="different numbers below 1024, as in 0,1")] = ""
     batch_size: Annotated[int, Range(2, 65_536)] | None = None
-    num_workers: Annotated[int, Range(0, 1024)] = 0
+    num_workers: Annotated[int, Range(0, 1024)] | None = None
     cache_rate: Annotated[float, Range(0, 1)] = 1.0
     cache_gb: Annotated[float, Range(0, 100_000)] | None = None
+    cache_folder: str = ""
     min_count: Annotated[int, Range(0, 1_000_000)] | None = 10
     secure_sum: bool = False
     clinical: bool = True
@@ -98,6 +102,12 @@ class SiteConfig:
         expected("gpus", not (numbers and self.compiler != "none"), "no compiler beside several GPUs", self.compiler)
         expected("scale", all(self.scale.values()), "factors other than 0", self.scale)
         expected("dates", {*self.dates.values()} <= {*DATES}, f"columns with one of {', '.join(DATES)}", self.dates)
+
+    @property
+    def threads(self) -> int:
+        """``num_workers``, in numbers."""
+        by_itself = min(len(os.sched_getaffinity(0)), MOST_THREADS) if default_device().type == "cuda" else 0
+        return by_itself if self.num_workers is None else self.num_workers
 
     @property
     def conversion(self) -> dict[str, Any]:
@@ -169,8 +179,10 @@ def read_site_config(path: Path) -> SiteConfig:
             raise UserError(f"expected keys and values, got {type(content).__name__}")
         expected("site", "site" not in content, "no such key: the job gives it", content.get("site"))
         found = SiteConfig(**content)
-        own = {key: getattr(found, key) for key in ("weights", "features")}
+        own = {key: getattr(found, key) for key in ("weights", "features", "cache_folder")}
         own = {key: str((path.parent / one).resolve()) for key, one in own.items() if one}
+        able = os.access(own.get("cache_folder", "."), os.W_OK | os.X_OK) or not found.cache_folder
+        expected("cache_folder", able, "a folder that this user may write into", found.cache_folder)
         home = (path.parent / found.data_root).resolve()
         inside = (home / found.datalist).resolve().is_relative_to(home)
         expected("datalist", inside or not found.data_root, "a path inside data_root", found.datalist)

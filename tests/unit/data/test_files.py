@@ -65,6 +65,28 @@ def test_the_cache_of_several_splits_has_one_bound_in_bytes_and_changes_no_batch
     assert all(torch.equal(a, b) for one, other in zip(batches, plain, strict=True) for a, b in zip(one, other))
 
 
+@pytest.mark.parametrize("workers", [0, 2])
+def test_what_memory_has_no_room_for_lies_on_a_disk_in_a_file_without_a_name(workers, tmp_path):
+    disk = Disk()
+    found = split(disk, num_workers=workers, room=Room(3 * SIZE, str(tmp_path)))
+    batches = [one for _ in range(2) for one in found.read(torch.arange(20).split(6))]
+    assert sorted(disk.reads) == list(range(20)) and not found.in_memory and not list(tmp_path.iterdir())
+    plain = list(split(Disk(), cache_rate=0.0).read(torch.arange(20).split(6))) * 2
+    assert all(torch.equal(a, b) for one, other in zip(batches, plain, strict=True) for a, b in zip(one, other))
+
+
+def test_a_disk_without_room_leaves_memory_its_share(tmp_path, monkeypatch):
+    def full(*given):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(files.os, "posix_fallocate", full)
+    disk = Disk()
+    found = split(disk, room=Room(5 * SIZE, str(tmp_path)))
+    for _ in range(2):
+        list(found.read(torch.arange(20).split(6)))
+    assert len(disk.reads) == 20 + 15
+
+
 def test_grey_images_for_a_network_of_three_channels_take_a_third_and_change_no_batch():
     def read(item):
         image = torch.randint(256, (1 if item % 4 else 3, 16, 16), generator=torch.Generator().manual_seed(item))

@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import hashlib
 import math
+import os
+import tempfile
 import weakref
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -31,16 +33,32 @@ Example = tuple[Tensor, Tensor]
 
 
 class Room:
-    """Bytes of main memory that the splits of a process may keep together; what is over is read again when needed."""
+    """Bytes of main memory that the splits of a process may keep together; what is over is read again when needed.
 
-    def __init__(self, size: float) -> None:
-        self._left = size
+    With ``folder`` a split that memory has no room for lies on that folder's disk instead, in a file without a name: it
+    goes with the process, and nobody else can open it.
+    """
+
+    def __init__(self, size: float, folder: str = "") -> None:
+        self._left, self._folder = size, folder
 
     def take(self, n: int, size: int) -> int:
         """Of how many of ``n`` examples with ``size`` bytes each there is room for, which is taken then."""
         found = min(n, int(self._left // max(size, 1)))
         self._left -= found * size
         return found
+
+    def on_disk(self, like: Example, n: int) -> Example | None:
+        """Input and target of ``n`` examples, all zeros; None without a folder, and where the disk has no room."""
+        found = []
+        for part in like if self._folder else ():
+            with tempfile.TemporaryFile(dir=self._folder) as file:
+                try:
+                    os.posix_fallocate(file.fileno(), 0, n * part.nbytes)  # a page without a block kills
+                except OSError:
+                    return None
+                found.append(torch.from_numpy(np.memmap(file, part.numpy().dtype, "r+", shape=(n, *part.shape))))
+        return (found[0], found[1]) if found else None
 
     def give(self, taken: Sequence[int]) -> None:
         """Take back what a split held that nobody needs any more."""
@@ -94,6 +112,7 @@ class FileSplit:
         took several times the memory. Key: of images that are one channel, repeated, how often; else 0."""
         self._used = Counter[int]()
         self._taken: list[int] = []
+        self._mapped = False
         weakref.finalize(self, self._room.give, self._taken)
 
     def __len__(self) -> int:
@@ -117,10 +136,17 @@ class FileSplit:
         times = len(image) if grey else 0
         found = (image[:1] if grey else image, found[1])
         if times not in self._blocks:
-            size = sum(part.nbytes for part in found)
-            n = self._room.take(self._share - len(self._kept), size)
-            self._taken.append(n * size)
-            self._blocks[times] = (found[0].new_empty((n, *found[0].shape)), found[1].new_empty((n, *found[1].shape)))
+            size, wanted = sum(part.nbytes for part in found), self._share - len(self._kept)
+            n = self._room.take(wanted, size)
+            if n < wanted and (mapped := self._room.on_disk(found, wanted)) is not None:
+                self._room.give([n * size])
+                self._blocks[times], self._mapped = mapped, True
+            else:
+                self._taken.append(n * size)
+                self._blocks[times] = (
+                    found[0].new_empty((n, *found[0].shape)),
+                    found[1].new_empty((n, *found[1].shape)),
+                )
         blocks, place = self._blocks[times], self._used[times]
         same = all(part.shape == block.shape[1:] for part, block in zip(found, blocks, strict=True))
         if row not in self._kept and place < len(blocks[0]) and same:
@@ -139,12 +165,16 @@ class FileSplit:
 
     @property
     def in_memory(self) -> bool:
-        """Whether all examples have been read and are kept."""
+        """Whether all examples have been read and are kept there."""
+        return self._all_kept and not self._mapped
+
+    @property
+    def _all_kept(self) -> bool:
         return 0 < len(self._kept) == len(self)
 
     def read(self, batches: Sequence[Tensor]) -> Iterator[Example]:
         """Inputs (n, ...) and targets (n, ...) of each batch of row numbers, in order."""
-        if self.num_workers == 0 or self.in_memory:
+        if self.num_workers == 0 or self._all_kept:
             yield from (stacked([self.example(row) for row in rows.tolist()]) for rows in batches)
             return
         with ThreadPoolExecutor(self.num_workers) as pool:

@@ -23,7 +23,7 @@ from fairflare.data.readers.datalist import (
     patients_of,
     read_datalist,
 )
-from fairflare.data.readers.files import FileSplit, Room
+from fairflare.data.readers.files import MOST_KEPT, FileSplit, Room
 from fairflare.data.readers.stored import ends_of
 from fairflare.data.site_config import SiteConfig
 from fairflare.data.tensors import ImageInputs, TensorData, as_float, normalised
@@ -53,12 +53,12 @@ def image_data(
 
     Args:
         items: by split, some of which may be missing.
-        own: the site's configuration: cache_rate, cache_gb, num_workers.
+        own: the site's configuration: cache_rate, cache_gb, cache_folder, num_workers.
         mean: per channel on [0, 1]; 0.5, and a ``std`` of 0.25, when empty.
         kind: what is made of the splits.
     """
     own = own or SiteConfig()
-    room = None if own.cache_gb is None else Room(own.cache_gb * 1e9)
+    room = room_of(own)
     mean, std = resolved(reader, mean, std)
     splits = {}
     for name in ("train", "val", "test"):
@@ -66,9 +66,16 @@ def image_data(
         labels = torch.tensor([item.label for item in chosen] if task.kind.has_classes else [], dtype=torch.int64)
         attributes = attribute_columns(chosen, list(task.attributes))
         whose = patients_of(attribute_columns(chosen, PATIENTS))
-        splits[name] = FileSplit(chosen, reader, labels, attributes, own.cache_rate, own.num_workers, room, whose)
+        splits[name] = FileSplit(chosen, reader, labels, attributes, own.cache_rate, own.threads, room, whose)
     n_classes = task.kind.n_classes(task.classes)
     return kind(**splits, n_classes=n_classes, mean=mean, std=std, augment=augment)
+
+
+def room_of(own: SiteConfig) -> Room | None:
+    """What decoded images may take in memory, and where the others lie; None: the process's room."""
+    if own.cache_gb is None and not own.cache_folder:
+        return None
+    return Room(MOST_KEPT if own.cache_gb is None else own.cache_gb * 1e9, own.cache_folder)
 
 
 def resolved(

@@ -19,7 +19,7 @@ from fairflare.core.types import Batch, Objective, SiteData, Training
 from fairflare.core.validation import Names
 from fairflare.core.validation import expected as expect
 from fairflare.data.readers.datalist import PATIENTS, Item, attribute_columns, patients_of, read_datalist
-from fairflare.data.readers.files import FileSplit, Room
+from fairflare.data.readers.files import FileSplit
 from fairflare.data.readers.pictures import name_of, stored, structure_masks
 from fairflare.data.readers.volumes import placed_as
 from fairflare.data.readers.volumes import read as read_volume
@@ -33,6 +33,7 @@ from fairflare.tasks.bundle_parts import built, named, pipeline, read, steps
 from fairflare.tasks.kind import Baseline
 from fairflare.tasks.kinds.masks import Segmentation, VolumeMasks, of_volumes, structure_values
 from fairflare.tasks.kinds.own import OwnData
+from fairflare.tasks.kinds.own_images import room_of
 
 CHANNELS = ("out_channels", "num_classes", "classes")
 """By which MONAI's networks call the number of their outputs."""
@@ -270,7 +271,7 @@ class BundleTask(OwnData):
         before, random = pipeline("train_transforms", self.train_transforms, self.keys)
         same, later = pipeline("transforms", self.transforms, self.keys)
         expect("transforms", not later.transforms, "none that draws at random", self.transforms)
-        room = None if own.cache_gb is None else Room(own.cache_gb * 1e9)
+        room = room_of(own)
 
         def of(split: str, prepare: Any, later: Any = None) -> FileSplit:
             items = lists.get(split, ())

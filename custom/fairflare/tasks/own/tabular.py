@@ -177,7 +177,7 @@ class Tabular(OwnData):
                 splits[name] = Split(inputs[index], labels[index], about, owners, known)
             else:
                 told = labels[index] if self.kind.has_classes else labels[:0]
-                threads, reader = own.num_workers, importlib.import_module(VECTORS)
+                threads, reader = own.threads, importlib.import_module(VECTORS)
                 splits[name] = reader.FileSplit(index.tolist(), bags, told, about, 0.0, threads, patients=owners)
         data = TensorData.of(splits, n_classes=self.kind.n_classes(self.classes))
         data.scaling, data.conversion, data.keyed = scaling, own.conversion, bool(own.patient_key)
