@@ -14,6 +14,7 @@ from fairflare.api import Federation
 from fairflare.core.errors import UserError
 from fairflare.data.readers.tables import as_cell
 from fairflare.functional.survival import concordance
+from fairflare.import_data.proposal import is_missing
 
 if TYPE_CHECKING:
     import pandas
@@ -64,6 +65,8 @@ class _Federated(BaseEstimator):
         for called, values in (("sites", names), ("y", outcome)):
             if len(values) != len(frame):
                 raise Refused(f"{called}: expected {len(frame)} values, one for each row of X, got {len(values)}")
+        if missing := sum(not as_cell(one) for one in names):
+            raise Refused(f"sites: expected the hospital of each row of X, {missing} have none")
         given = self.get_params()
         made = Federation(given.pop("method"), seed=given.pop("random_state"), **given, **how.pop("federation", {}))
         columns = [name for name in frame.columns if name != TIME]
@@ -98,7 +101,10 @@ class _Federated(BaseEstimator):
 def _outcome(y: Any) -> np.ndarray:
     if y is None:
         raise ValueError("requires y to be passed, but the target y is None")
-    return column_or_1d(y.to_numpy() if hasattr(y, "to_numpy") else y, warn=True)
+    found = column_or_1d(y.to_numpy() if hasattr(y, "to_numpy") else y, warn=True)
+    if missing := sum(not as_cell(one) for one in found):
+        raise Refused(f"y contains NaN: expected the outcome of each row of X, {missing} have none")
+    return found
 
 
 class FederatedClassifier(ClassifierMixin, _Federated):
@@ -135,7 +141,7 @@ class FederatedClassifier(ClassifierMixin, _Federated):
         if len(self.classes_) < 2:
             raise Refused(f"y: expected two classes or more, got {len(self.classes_)} class")
         names = [as_cell(one) for one in self.classes_.tolist()]
-        if len(set(names)) < len(names) or any("," in one or not one.strip() for one in names):
+        if len(set(names)) < len(names) or any("," in one or is_missing(one) for one in names):
             names = [f"class {k}" for k in range(len(names))]
         order = list(range(len(names)))
         if event is not None:
@@ -240,10 +246,10 @@ class FederatedSurvival(_Federated):
 
     def predict_survival(self, X: Any) -> np.ndarray:  # noqa: N803
         """(N, K) probability of no event until each of ``horizons_``."""
-        return self._survival(self._predicted(X))
+        return self._survival(self._predicted(X))[:, -len(self.horizons_) :]  # of one the run has tenths of it before
 
     def _survival(self, found: pandas.DataFrame) -> np.ndarray:
-        return found[[name for name in found.columns if str(name).startswith("survival_")]].to_numpy(dtype=float)
+        return found.loc[:, found.columns.str.startswith("survival_")].to_numpy(dtype=float)
 
     def score(self, X: Any, y: Any) -> float:  # noqa: N803
         """Harrell's C-index in [0, 1] (JAMA 247, 1982); nan where no two patients can be compared."""
@@ -262,9 +268,11 @@ def _times(y: Any) -> tuple[np.ndarray, np.ndarray]:
         raise Refused(
             f"y: expected a structured array or a DataFrame with time and event, got {names or type(y).__name__}"
         )
-    times, events = np.asarray(y["time"], dtype=float), np.asarray(y["event"])
+    if (kind := str(y["time"].dtype)).startswith(("timedelta", "datetime", "duration", "timestamp")):
+        raise Refused(f"y: expected times as numbers, e.g. of days, got {kind}")
+    times, events = np.asarray(y["time"], dtype=float), np.asarray([as_cell(one) for one in y["event"]])
     if not (np.isfinite(times) & (times > 0)).all():
         raise Refused("y: expected times above 0, got one that is not")
-    if not np.isin(events, (0, 1)).all():
+    if not np.isin(events, ("0", "1")).all():
         raise Refused("y: expected events of true and false, or 1 and 0, got another value")
-    return times, events.astype(bool)
+    return times, events == "1"

@@ -34,14 +34,18 @@ def routed():
         yield
 
 
-@each("yes, no, event", [("ja", "nein", None), ("died", "survived", None), ("A", "B", "A"), (1, 0, None)])
+@each(
+    "yes, no, event",
+    [("ja", "nein", None), ("died", "survived", None), ("A", "B", "A"), (1, 0, None), ("NA", "B", "NA")],
+)
 def test_columns_are_sorted_and_the_run_reports_the_event(yes, no, event):
     y = np.where(ILL, yes, no)
     made = FederatedClassifier(**ONCE).fit(X, y, sites=SITES, event=event)
     assert made.classes_.tolist() == sorted([yes, no]) and made.event_ == yes
     risk = made.predict_proba(X)[:, made.classes_.tolist().index(yes)]
     assert roc_auc_score(ILL, risk) > 0.8 and made.score(X, y) == (made.predict(X) == y).mean()
-    assert made.federation_.report["detail"]["task"]["classes"] == [str(no), str(yes)]
+    named = [str(no), str(yes)] if yes != "NA" else ["class 0", "class 1"]
+    assert made.federation_.report["detail"]["task"]["classes"] == named
     assert len(made.federation_.sites) == 3
 
 
@@ -78,6 +82,9 @@ def test_survival_gives_risks_and_harrell_s_index(form):
     expected = lifelines_utils.concordance_index(y["time"], -risk, y["event"])
     assert made.score(X, given) == pytest.approx(expected) and expected > 0.6
     assert made.federation_.report["detail"]["task"]["id"] == "survival" and len(made.federation_.sites) == 3
+    one = FederatedSurvival(rounds=1, min_count=1).fit(X, given, sites=SITES, horizons=10)
+    assert np.array_equal(one.predict_survival(X)[:, 0], one.federation_.predict(one._frame(X))["survival_10"])
+    assert one.predict_survival(X).shape == (N, 1)
 
 
 def test_survival_in_a_cross_validation_by_groups(routed):
@@ -95,6 +102,11 @@ def test_survival_in_a_cross_validation_by_groups(routed):
         (pd.DataFrame({"time": np.arange(N) - 1.0, "event": ILL}), "times above 0"),
         (pd.DataFrame({"time": np.ones(N), "event": np.zeros(N)}), "an event of at least one patient"),
         (pd.DataFrame({"time": np.ones(N), "event": np.arange(N)}), "events of true and false"),
+        (
+            pd.DataFrame({"time": np.ones(N), "event": pd.Series(ILL, dtype="boolean").shift()}),
+            "events of true and false",
+        ),
+        (pd.DataFrame({"time": pd.to_timedelta(np.ones(N), unit="D"), "event": ILL}), "times as numbers"),
     ],
 )
 def test_survival_s_mistakes_are_one_line(y, message):
@@ -122,12 +134,14 @@ def test_cross_validation_by_groups_a_pipeline_and_a_search(routed):
     "change, message",
     [
         ({"sites": SITES[:5]}, "sites: expected 240 values, one for each row of X, got 5"),
+        ({"sites": pd.Series(SITES).shift()}, "sites: expected the hospital of each row of X, 1 have none"),
+        ({"y": pd.Series(ILL).map({True: "yes"})}, "y contains NaN: expected the outcome of each row of X"),
         ({"event": "C"}, r"event: expected one of two classes \[False, True\], got 'C'"),
     ],
 )
 def test_mistakes_are_one_line(change, message):
     with pytest.raises((UserError, ValueError), match=message):
-        FederatedClassifier().fit(X, ILL, **change)
+        FederatedClassifier().fit(X, **{"y": ILL} | change)
 
 
 FEW = "ten rows leave a split of one class or none: too few for training, validation and test"
