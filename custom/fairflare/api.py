@@ -381,7 +381,7 @@ class Federation:
 
         Returns:
             Of a DataFrame with N rows, for a model of classes, (N,) of ``classes_``. Else a DataFrame with a row per
-            case; ``attrs["unlike"]`` says what is unlike the training.
+            case and the index of ``inputs``; ``attrs["unlike"]`` says what is unlike the training.
 
         Raises:
             UserError: something cannot be read, or masks have nowhere to go.
@@ -391,7 +391,8 @@ class Federation:
         found = self._predicted(inputs, site, which, plain, out)
         if isinstance(inputs, pandas.DataFrame) and found.probabilities.size:
             return self.classes_[found.probabilities.argmax(axis=1)]
-        made = pandas.DataFrame(found.rows, columns=found.header)
+        index = inputs.index if isinstance(inputs, pandas.DataFrame) else None
+        made = pandas.DataFrame(found.rows, columns=found.header, index=index)
         made.attrs["unlike"] = list(found.unlike)
         return made
 
@@ -483,7 +484,7 @@ class Federation:
             if isinstance(data, pandas.DataFrame):
                 column = site or (self._site_column if self._site_column in data.columns else "")
                 place = Path(scratch)
-                for called, rows in (by_column(data, column) if column else {name or "data": data}).items():
+                for called, rows in (by_column(data, column) if column else {"data": data}).items():
                     _written(rows, place / f"{called}.csv")
             found = hospitals(opened, Path(place), name)
             try:

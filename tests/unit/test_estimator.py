@@ -145,6 +145,18 @@ def test_predictions_are_those_of_the_file(fitted, tmp_path):
 
 
 @pytest.mark.slow
+def test_a_number_s_point_is_decimal_and_rows_keep_their_index():
+    frame = table().assign(lab=lambda t: np.where(t.index % 4, 1.101 + t.index, 2) % 900, oldpeak=1)
+    ways = {"site": "hospital", "outcome": "lab", "leave_out": ["ill"], "patient": "none", "progress": False}
+    made = Federation("fedavg", **ONCE, kind="regression").fit(frame[frame.lab > 1], **ways)
+    new = frame[["sex", "age"]].assign(thalach=np.where(frame.index % 2, 2, 101.234))
+    one, other = made.predict(new), made.predict(new.sample(frac=1, random_state=0))
+    assert one.index.equals(frame.index) and np.allclose(one.predicted_lab, other.predicted_lab.sort_index())
+    with pytest.raises(UserError, match="101.234 may be 101.234 or 101234"):
+        made.predict(new.assign(thalach=new.thalach.map(str).replace("2.0", "2")))
+
+
+@pytest.mark.slow
 def test_new_hospitals_are_evaluated_and_those_that_trained_are_refused(fitted):
     new = table(("Switzerland",)).assign(hospital="harbour")
     found = fitted.evaluate(new).set_index("metric")
@@ -161,6 +173,10 @@ def test_new_hospitals_are_evaluated_and_those_that_trained_are_refused(fitted):
         fitted.evaluate(table(("VA",)))
     with pytest.raises(UserError, match="site: expected a column among patient, hospital"):
         fitted.evaluate(new, site="clinic")
+    assert set(fitted.evaluate(new.assign(hospital="../St. Mary/A")).site) == {"St. Mary-A"}
+    assert set(fitted.evaluate(new.drop(columns="hospital"), name="harbour").site) == {"harbour"}
+    with pytest.raises(UserError, match="VA: took part"):
+        fitted.evaluate(new.assign(hospital="VA/"))
 
 
 @pytest.mark.slow

@@ -33,10 +33,10 @@ from fairflare.core.errors import DataError, UserError
 from fairflare.core.validation import flag, in_order, shown, some
 from fairflare.data.readers.cases import patient_key
 from fairflare.data.readers.datalist import DESCRIPTION, INSIDE, PATIENTS, Frame
-from fairflare.data.readers.tables import as_cell
+from fairflare.data.readers.tables import GERMAN, as_cell, may_be_thousands
 from fairflare.import_data.detect import look
 from fairflare.import_data.labels import AGE, BAND, bare
-from fairflare.import_data.proposal import SPLITS, Choices, Example, Found, check_sites, check_texts
+from fairflare.import_data.proposal import SPLITS, Choices, Example, Found, check_sites, check_texts, site_names
 from fairflare.tasks.forms import IMAGE_AMOUNTS
 
 EDGE = 96
@@ -199,6 +199,7 @@ def _table(found: Found, site: str, numbers: Mapping[str, str]) -> str:
         columns["patient"] = [numbers.get(patient_key(one.patient), "") for one in own]
     columns["split"] = [SHORT[one.split] for one in own]
     text = io.StringIO()
+    text.write(POINTS if any(map(may_be_thousands, columns.values())) else "")
     csv.writer(text, lineterminator="\n").writerows([columns, *zip(*columns.values())])
     return text.getvalue()
 
@@ -350,6 +351,8 @@ def _line(name: str, text: str) -> list[str]:
 
 
 TABLE = "table.csv"
+POINTS = "sep=,.\n"
+"""A file's first line that says that its points are decimal."""
 FLAG = re.compile(r"--([a-z][a-z-]*)(?: (?:([^\s=):;]+=[^\s):;]+)|(?=[^\s):;])))?")
 KEYWORDS = {"label": "outcome"}
 """Flag of ``fairflare init`` -> what the same is called in Python, where that differs."""
@@ -372,7 +375,9 @@ def text_of(frame: pd.DataFrame) -> str:
     cells = frame.astype(object).map(as_cell)
     if (blank := (cells == "").all(axis=1)).any():
         raise UserError(f"row {shown(str(frame.index[blank.to_numpy().argmax()]))}: expected values, got none")
-    return str(cells.to_csv(index=False, lineterminator="\n"))
+    texts = (one for name in frame.select_dtypes(exclude="number") for one in frame[name] if isinstance(one, str))
+    said = "sep=,\n" if any(GERMAN.fullmatch(one.strip()) for one in texts) else POINTS
+    return said + cells.to_csv(index=False, lineterminator="\n")
 
 
 def imported(frame: pd.DataFrame, folder: Path, chosen: Choices) -> Found:
@@ -418,7 +423,10 @@ def _keyword(found: re.Match[str]) -> str:
 
 
 def by_column(frame: pd.DataFrame, column: str) -> dict[str, pd.DataFrame]:
-    """Value of ``column`` -> its rows; raises UserError where there is no such column, or a row has no value in it."""
+    """Site, as ``fit`` would call the value of ``column`` -> its rows.
+
+    UserError where there is no such column, a row has no value in it, or two values would have the same name.
+    """
     if column not in frame.columns:
         raise UserError(
             f"site: expected a column among {some([str(name) for name in frame.columns], 12)}, got {shown(column)}"
@@ -426,4 +434,6 @@ def by_column(frame: pd.DataFrame, column: str) -> dict[str, pd.DataFrame]:
     cells = frame[column].map(as_cell)
     if (cells == "").any():
         raise UserError(f"{column}: expected the site of every row, {int((cells == '').sum())} have none")
-    return {str(name): frame[(cells == name).to_numpy()] for name in cells.unique()}
+    with in_keywords():
+        names = site_names(cells.tolist())
+    return {name: frame[[one == name for one in names]] for name in dict.fromkeys(names)}

@@ -40,7 +40,7 @@ SUFFIXES = (".csv", ".tsv", ".txt", *EXCEL, *PARQUET, *STATISTICS)
 LAYOUT = ("sheet", "header", "hidden")
 """What ``init`` may be told of how a table lies in its file."""
 DELIMITERS = ",;\t|"
-SAID = re.compile(r"sep=([,;|\t])")
+SAID = re.compile(r"sep=([,;|\t])(\.?)")
 """What Excel writes into the first line where it says the delimiter."""
 SAMPLE = 2**16
 """Bytes that show how a file is written."""
@@ -96,7 +96,8 @@ def read_columns(path: Path, sheet: str = "", arranged: Callable[[Rows], Rows] =
             _check_thousands(path, names, columns, texts)
         else:
             names, columns, delimiter = _text(path, until, arranged)
-            (_check_thousands if delimiter == "," else _with_points)(path, names, columns)
+            if delimiter:
+                (_check_thousands if delimiter == "," else _with_points)(path, names, columns)
     except OSError as error:
         raise _refused(path, "unreadable", f"cannot be read ({error.strerror or type(error).__name__})") from None
     except UnicodeError:  # UTF-8 was tried in full
@@ -208,7 +209,7 @@ def _check_names(path: Path, names: Sequence[str]) -> None:
 
 
 def _text(path: Path, until: float, arranged: Callable[[Rows], Rows]) -> tuple[list[str], list[list[str]], str]:
-    """Names, columns and the delimiter of a text file."""
+    """Names, columns and the delimiter of a text file; "" for one whose points are said to be decimal."""
     encoding = _encoding(path)
     with path.open(encoding=encoding, newline="") as file:
         head = list(islice(_lines(path, file), ROWS_LOOKED_AT))
@@ -218,7 +219,7 @@ def _text(path: Path, until: float, arranged: Callable[[Rows], Rows]) -> tuple[l
         if said:
             file.readline()
         reader = csv.reader(_lines(path, file), delimiter=delimiter, skipinitialspace=delimiter != "\t", strict=True)
-        return *_table(path, arranged(_parsed(path, reader)), until), delimiter
+        return *_table(path, arranged(_parsed(path, reader)), until), "" if said and said[2] else delimiter
 
 
 def _parsed(path: Path, reader: Any) -> Iterator[tuple[str, list[str]]]:
@@ -304,7 +305,7 @@ def _with_points(path: Path, names: Sequence[str], columns: Sequence[list[str]])
         cells = [cell for cell in dict.fromkeys(column) if cell.lower() not in MISSING]
         if all(NUMBER.fullmatch(cell) for cell in cells):
             marked[k] = [cell for cell in cells if "," in cell or "." in cell]
-    unclear = {k for k in marked if _may_be_thousands(columns[k])}
+    unclear = {k for k in marked if may_be_thousands(columns[k])}
     commas, points = ({k for k, cells in marked.items() if _says(cells, *of)} for of in (IN_COMMAS, IN_POINTS))
     for k, cells in marked.items():
         if k in commas and k in points:
@@ -328,7 +329,7 @@ def _ambiguous(path: Path, name: str, cell: str) -> DataError:
     return _refused(path, "number", text)
 
 
-def _may_be_thousands(cells: Sequence[str]) -> bool:
+def may_be_thousands(cells: Sequence[str]) -> bool:
     """Whether numbers such as 1.234 stand beside whole numbers below 1000 alone, as where points mark thousands."""
     if "." not in "".join(cells) or any("." in cell[1:] and not GERMAN.fullmatch(cell) for cell in cells):
         return False
@@ -343,7 +344,7 @@ def _check_thousands(
 
     ``texts``: those cells of a workbook with points that are text, not numbers already.
     """
-    unclear = [k for k, column in enumerate(columns) if _may_be_thousands(column)]
+    unclear = [k for k, column in enumerate(columns) if may_be_thousands(column)]
     if not unclear or any(_says(column if texts is None else {*column} & {*texts}, *IN_POINTS) for column in columns):
         return
     for k in unclear:
