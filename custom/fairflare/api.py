@@ -606,6 +606,25 @@ class Federation:
         """The final model's hash, as the audit log has it: equal hashes are equal bits."""
         return model_hash(self.state_dict())
 
+    def __getstate__(self) -> dict[str, Any]:
+        """What a copy has: of a run in the private folder its files too, of which none holds patients' rows."""
+        state = {key: value for key, value in self.__dict__.items() if key not in ("_private", "report")}
+        private, run = self.__dict__.get("_private"), self.folder
+        if private and run and private.alive and private.peek()[2][0] in run.parents:
+            state["_run"] = {path.relative_to(run): path.read_bytes() for path in run.rglob("*") if path.is_file()}
+        return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        files = state.pop("_run", None)
+        self.__dict__ |= state
+        if files is not None:
+            private = Path(tempfile.mkdtemp(prefix="fairflare_"))
+            self._private = weakref.finalize(self, shutil.rmtree, private, ignore_errors=True)
+            self.folder = private / "run"
+            for name, content in files.items():
+                (self.folder / name).parent.mkdir(parents=True, exist_ok=True)
+                (self.folder / name).write_bytes(content)
+
     def __repr__(self) -> str:
         called = title(self._config) if self._config else self._params["method"]
         return f"<Federation: {called}; {self.folder or 'not run'}>"

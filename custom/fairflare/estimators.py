@@ -83,6 +83,8 @@ class _Federated(BaseEstimator):
 
         found = X.to_pandas() if hasattr(X, "to_pandas") else X
         if isinstance(found, pandas.DataFrame):
+            if twice := found.columns[found.columns.duplicated()].tolist():
+                raise Refused(f"X: expected columns with names of their own, got {twice[0]!r} twice")
             validate_data(self, found, reset=reset, skip_check_array=True)
             return found.rename(columns=str).reset_index(drop=True)
         checked = validate_data(
@@ -105,6 +107,12 @@ def _outcome(y: Any) -> np.ndarray:
     if missing := sum(not as_cell(one) for one in found):
         raise Refused(f"y contains NaN: expected the outcome of each row of X, {missing} have none")
     return found
+
+
+def _respelled(name: str) -> bool:
+    """Whether a table's cell could not keep the name of a class."""
+    number = name.replace(".", "", 1).isdecimal()
+    return "," in name or is_missing(name) or (number and as_cell(float(name)) != name)
 
 
 class FederatedClassifier(ClassifierMixin, _Federated):
@@ -141,7 +149,7 @@ class FederatedClassifier(ClassifierMixin, _Federated):
         if len(self.classes_) < 2:
             raise Refused(f"y: expected two classes or more, got {len(self.classes_)} class")
         names = [as_cell(one) for one in self.classes_.tolist()]
-        if len(set(names)) < len(names) or any("," in one or is_missing(one) for one in names):
+        if len({one.lower() for one in names}) < len(names) or any(map(_respelled, names)):
             names = [f"class {k}" for k in range(len(names))]
         order = list(range(len(names)))
         if event is not None:
@@ -154,7 +162,12 @@ class FederatedClassifier(ClassifierMixin, _Federated):
             order.sort(key=lambda k: event_last(names)[0].index(names[k]))
         self.event_ = self.classes_[order[-1]] if len(order) == 2 else None
         self._names = names
-        self._run(frame, [names[k] for k in codes], sites, federation={"classes": [names[k] for k in order]})
+        self._run(
+            frame,
+            [names[k] for k in codes],
+            sites,
+            federation={"kind": "tabular", "classes": [names[k] for k in order]},
+        )
         return self
 
     def predict_proba(self, X: Any) -> np.ndarray:  # noqa: N803

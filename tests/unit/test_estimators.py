@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The estimators in scikit-learn's own tools: sites by metadata routing, pipelines, searches, ``check_estimator``."""
 
+import copy
+import gc
+import pickle
 from unittest import SkipTest
 
 import numpy as np
@@ -36,7 +39,15 @@ def routed():
 
 @each(
     "yes, no, event",
-    [("ja", "nein", None), ("died", "survived", None), ("A", "B", "A"), (1, 0, None), ("NA", "B", "NA")],
+    [
+        ("ja", "nein", None),
+        ("died", "survived", None),
+        ("A", "B", "A"),
+        (1, 0, None),
+        ("NA", "B", "NA"),
+        ("1.0", "01", "1.0"),
+        ("b", "B", "b"),
+    ],
 )
 def test_columns_are_sorted_and_the_run_reports_the_event(yes, no, event):
     y = np.where(ILL, yes, no)
@@ -44,7 +55,7 @@ def test_columns_are_sorted_and_the_run_reports_the_event(yes, no, event):
     assert made.classes_.tolist() == sorted([yes, no]) and made.event_ == yes
     risk = made.predict_proba(X)[:, made.classes_.tolist().index(yes)]
     assert roc_auc_score(ILL, risk) > 0.8 and made.score(X, y) == (made.predict(X) == y).mean()
-    named = [str(no), str(yes)] if yes != "NA" else ["class 0", "class 1"]
+    named = [str(no), str(yes)] if str(yes) not in ("NA", "1.0", "b") else ["class 0", "class 1"]
     assert made.federation_.report["detail"]["task"]["classes"] == named
     assert len(made.federation_.sites) == 3
 
@@ -62,6 +73,16 @@ def test_frames_and_arrays_are_one_data_set():
 
     found = [FederatedClassifier(**ONCE).fit(one, ILL, sites=SITES).predict_proba(one) for one in (X, frame, Polars())]
     assert np.array_equal(found[0], found[1]) and np.array_equal(found[0], found[2])
+
+
+@each("again", [lambda made: pickle.loads(pickle.dumps(made)), copy.copy, copy.deepcopy])
+def test_a_copy_outlives_the_estimator_that_was_fitted(again):
+    made = FederatedClassifier(**ONCE).fit(X, ILL, sites=SITES)
+    risk, folder, other = made.predict_proba(X), made.federation_.folder, again(again(made))
+    del made
+    gc.collect()
+    assert again is copy.copy or not folder.exists()
+    assert np.array_equal(other.predict_proba(X), risk) and other.federation_.report().is_file()
 
 
 def test_a_regressor_predicts_amounts():
@@ -136,12 +157,13 @@ def test_cross_validation_by_groups_a_pipeline_and_a_search(routed):
         ({"sites": SITES[:5]}, "sites: expected 240 values, one for each row of X, got 5"),
         ({"sites": pd.Series(SITES).shift()}, "sites: expected the hospital of each row of X, 1 have none"),
         ({"y": pd.Series(ILL).map({True: "yes"})}, "y contains NaN: expected the outcome of each row of X"),
+        ({"X": pd.DataFrame(X, columns=["a", "b", "a"])}, "X: expected columns with names of their own, got 'a' twice"),
         ({"event": "C"}, r"event: expected one of two classes \[False, True\], got 'C'"),
     ],
 )
 def test_mistakes_are_one_line(change, message):
     with pytest.raises((UserError, ValueError), match=message):
-        FederatedClassifier().fit(X, **{"y": ILL} | change)
+        FederatedClassifier().fit(**{"X": X, "y": ILL} | change)
 
 
 FEW = "ten rows leave a split of one class or none: too few for training, validation and test"

@@ -25,6 +25,7 @@ SPELLINGS = [
     ("décédé", "vivant"),
     ("malade", "non-malade"),
     ("1", "0"),
+    ("1", "-1"),
     ("cancer", "healthy"),
 ]
 RNG = np.random.default_rng(0)

@@ -140,7 +140,7 @@ def _says_event(name: str) -> int:
     """1: the name is an event's; -1: of none; 0: it says neither."""
     words = name_words(name) or [plain(name).strip()]
     turned = len(words) > 1 and words[0] in WORDS["event_not"]
-    if turned:
+    if turned or name.strip() == "-1":
         return -1
     return ("".join(words) in EVENT) - ("".join(words) in NO_EVENT)
 
