@@ -198,7 +198,10 @@ class FederatedRegressor(RegressorMixin, _Federated):
             y: (N,) finite numbers.
             sites: (N,) the hospital of each row; None: all are of one.
         """
-        frame, y = self._frame(X, reset=True), _outcome(y).astype(float)
+        frame, y = self._frame(X, reset=True), _outcome(y)
+        if y.dtype.kind in "mM":
+            raise Refused(f"y: expected numbers, e.g. of days, got {y.dtype}")
+        y = y.astype(float)
         if not np.isfinite(y).all():
             raise ValueError("y contains NaN or infinity")
         self._run(frame, y, sites, federation={"kind": "regression"})

@@ -140,6 +140,10 @@ def test_predictions_are_those_of_the_file(fitted, tmp_path):
     assert answers.dtype == bool and accuracy_score(frame.ill, answers) == (frame.ill == (risk[:, 1] > 0.5)).mean()
     backwards = fitted.predict_proba(frame.iloc[::-1])
     assert np.allclose(backwards[::-1], risk, atol=1e-6), "a risk depends on the patient alone"
+    with pytest.raises(UserError, match="which: expected final or best, got 'last'"):
+        fitted.predict(frame, which="last")
+    with pytest.raises(UserError, match="expected a DataFrame of pandas, got ndarray"):
+        fitted.predict(frame.to_numpy())
     with pytest.raises(UserError, match=r"row '7': expected values, got none"):
         fitted.predict(frame.assign(**dict.fromkeys(frame, None)).where(frame.index.to_series() == 7, frame, axis=0))
 

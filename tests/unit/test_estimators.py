@@ -89,6 +89,8 @@ def test_a_regressor_predicts_amounts():
     y = 20 + 5 * X[:, 0]
     made = FederatedRegressor(rounds=6, min_count=1).fit(X, y, sites=SITES)
     assert made.score(X, y) == pytest.approx(r2_score(y, made.predict(X))) and made.score(X, y) > 0.5
+    with pytest.raises(UserError, match="y: expected numbers, e.g. of days, got timedelta64"):
+        made.fit(X, pd.to_timedelta(y, unit="D"), sites=SITES)
 
 
 @each("form", ["structured", "frame"])

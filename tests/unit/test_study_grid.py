@@ -23,6 +23,8 @@ def test_a_grid_has_the_runs_and_folders_of_compare():
     assert list(both.runs) == ["support2/fedavg-seed0", "heart-full/fedavg-seed0"]
     with pytest.raises(UserError, match="no METHOD has the key"):
         Study.grid("fedavg", "support2", grid={"rule.qq": [1]})
+    with pytest.raises(UserError, match=r"seeds: expected several numbers, e.g. \[0, 1\], got 2"):
+        Study.grid("fedavg", "support2", seeds=2)
 
 
 def test_a_study_is_made_once_and_read_as_tables(tmp_path, monkeypatch, capsys):

@@ -362,8 +362,10 @@ def text_of(frame: pd.DataFrame) -> str:
     """``frame`` as a CSV file whose cells are those that a Parquet file of it would have; an index with names counts.
 
     Raises:
-        UserError: no rows, a column that has no name of its own in text, or a row without any value.
+        UserError: no DataFrame of pandas, no rows, a column without a name of its own in text, or a row without values.
     """
+    if not isinstance(frame, pd.DataFrame):
+        raise UserError(f"expected a DataFrame of pandas, got {type(frame).__name__}")
     if any(name is not None for name in frame.index.names):
         kept = [name for name in frame.index.names if name is not None and name not in frame.columns]
         frame = frame.reset_index(kept)

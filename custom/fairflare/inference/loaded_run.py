@@ -269,6 +269,7 @@ def open_run(
     standing, final = read_standing(folder, run_history), read_final(folder, run_history)
     if standing is None:
         raise UserError(f"{folder}: no round was finished, so there is no model")
+    expected("which", which in ("", "final", "best"), "final or best", which)
     which = which or ("best" if config.headline == "best" and is_file(folder / BEST) else "final")
     known = list(about["sites"])
     if site and site not in known:

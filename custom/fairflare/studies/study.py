@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from fairflare.core.errors import UserError
 from fairflare.core.manifest import all_versions
 from fairflare.core.seeds import derive
+from fairflare.core.validation import expected
 from fairflare.core.workers import raise_here
 from fairflare.engine.files import CONFIG, read_json
 from fairflare.engine.setup import tasks
@@ -50,6 +51,7 @@ def arms(
     UserError: a setting is wrong, or a method would not have the others' data, groups or sites.
     """
     found = []
+    expected("seeds", not isinstance(seeds, int), "several numbers, e.g. [0, 1]", seeds)
     for label in labels:
         if _sets_data_seed(split_method(label)[1]):
             raise UserError(f"{DATA_SEED}: expected the same for all methods (--set {DATA_SEED}=N), got {label}")
