@@ -214,8 +214,9 @@ class Federation:
     ) -> Federation:
         """Run the federation into a folder, and return it.
 
-        A finished run of the very same configuration in the folder is taken as it is, one cut short goes on. A table is
-        read, checked and divided as by ``fairflare init``: what may be read in two ways is refused with both readings.
+        A finished run of the very same configuration in the folder is taken as it is, one cut short goes on; of a table
+        where ``data_folder`` is the same. A table is read, checked and divided as by ``fairflare init``: what may be
+        read in two ways is refused with both readings.
 
         Args:
             data: a DataFrame or a table's file with the rows of all hospitals, a folder that ``fairflare init`` has

@@ -81,8 +81,11 @@ def metric_frame(
     """
     import pandas
 
-    if classes is None and hasattr(y_prob, "columns"):
-        classes = list(y_prob.columns)
+    if hasattr(y_prob, "columns"):
+        named = list(y_prob.columns)
+        classes = named if classes is None else list(classes)
+        turned = {*named} == {*classes} and named != classes
+        expected("classes", not turned, f"the order of y_prob's columns, {named}", classes)
     truths, names = _classes(np.asarray(y_true).ravel(), classes, event, np.ndim(y_prob) > 1)
     cases = _Probabilities(_probabilities(y_prob, len(truths), len(names)), torch.from_numpy(truths), names)
     kind = RISKS if len(names) == 2 else CLASSES

@@ -103,3 +103,6 @@ def test_names_and_lengths_are_checked():
     ):
         with pytest.raises(UserError, match=message):
             metric_frame([0, 1], [0.2, 0.7], **more)
+    turned = pd.DataFrame({1: [0.2, 0.7], 0: [0.8, 0.3]})
+    with pytest.raises(UserError, match=r"classes: expected the order of y_prob's columns, \[1, 0\], got \[0, 1\]"):
+        metric_frame([0, 1], turned, classes=[0, 1])
