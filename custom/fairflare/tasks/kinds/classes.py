@@ -141,14 +141,14 @@ def _regression(task: Task, data: SiteData) -> Answers | None:
     x, first, n = x.double(), 0 if len(known) > 2 else 1, len(x)  # of two classes the first one's score is 0
     weights = torch.zeros(len(known) - first, x.shape[1] + 1, dtype=torch.float64)
     rows, ones = F.pad(x, (0, 1), value=1.0), F.one_hot(y).double()
-    weights.grad = torch.zeros_like(weights)
+    weights.grad = slope = torch.zeros_like(weights)
 
     def scores(inputs: Tensor) -> Tensor:
         return F.pad(F.linear(inputs, weights[:, :-1], weights[:, -1]), (first, 0))
 
     def loss() -> float:
         logs, own = scores(x).log_softmax(1), F.pad(weights[:, :-1], (0, 1))
-        weights.grad.copy_(((logs.exp() - ones)[:, first:].T @ rows + own) / n)  # type: ignore[union-attr]
+        slope.copy_(((logs.exp() - ones)[:, first:].T @ rows + own) / n)
         return float(own.square().sum() / 2 - (logs * ones).sum()) / n
 
     # Steps and end as scikit-learn's; a solver that stops before it has converged is good enough here.
