@@ -203,11 +203,21 @@ def test_the_report_names_coefficients_errors_and_how_far_sites_differ(tmp_path)
     assert "<h2>Coefficients</h2>" in (tmp_path / "report.html").read_text()
 
 
-def test_what_has_no_estimate_is_named(tmp_path):
-    run(tmp_path, "heart:full")
+@pytest.mark.parametrize("ridge", [0.0, 0.01])
+def test_what_has_no_estimate_is_named(tmp_path, ridge):
+    """It has no error either; with a ridge everything has both, of the information with the penalty."""
+    model = run_local(make_config("glm", "heart:full", rounds=20, values={"ridge": ridge}), tmp_path)
     rows = write_report(tmp_path)["detail"]["coefficients"]["rows"]
-    notes = [row["note"] for row in rows]
-    assert sum("left out" in note for note in notes) == 8 and sum("still moves" in note for note in notes) >= 1
+    left_out = [row["name"] for row in rows if "left out" in row["note"]]
+    loose = {row["name"] for row in rows if "still moves" in row["note"]}
+    errors = np.array([row["error"] or np.nan for row in rows])
+    assert len(left_out) == int((model["weight"] == 0).sum()) == (0 if ridge else 7)
+    assert {row["name"] for row in rows if row["error"] is None} == {*left_out, *loose}
+    if ridge:
+        information = np.roll(model["information"].numpy()[:36, :36], 1, axis=(0, 1)) + np.diag([0] + [ridge] * 35)
+        assert np.allclose(errors, np.sqrt(np.diag(np.linalg.inv(information)) / 553), rtol=1e-6)
+    else:
+        assert {"restecg = 0.0", "restecg = 1.0", "exang = 1.0", "(intercept)"} <= loose and np.nanmax(errors) < 3
 
 
 def test_an_intercept_for_each_of_466_hospitals():

@@ -20,6 +20,8 @@ MOVES = 1e-4
 """Change of a coefficient in the last round, in standard errors, from which it has not settled."""
 LEAST = 1e-8
 """Information of a patient on a spread that is estimated; masks round at 1e-9."""
+FLAT = 1e-6
+"""Share of the information that is left of a direction which the patients do not tell."""
 INTERCEPT = "(intercept)"
 
 
@@ -54,7 +56,7 @@ def coefficient_section(model: Mapping[str, Any], config: Mapping[str, Any], sit
     free = p if intercept in ("site", "baseline") else p + 1
     moved = np.abs(at - arrays["last"][: p + 1])[:free]
     spread = intercept == "random" or bool(arrays["information"][-1, -1] > LEAST)  # or a dispersion of counts
-    errors, robust, kept = _errors(model, n, free, len(counts), spread=spread)
+    errors, robust, kept, loose = _errors(model, n, free, len(counts), own_settings.get("ridge") or 0, spread=spread)
     value = float(model["value"][0]) * n
     if family == "gaussian":  # the value is half of the residual sum of squares
         scale = -2 * value / max(n - int(kept.sum()) - (len(counts) if intercept == "site" else 0), 1)
@@ -68,7 +70,7 @@ def coefficient_section(model: Mapping[str, Any], config: Mapping[str, Any], sit
         row |= {"name": INTERCEPT if k == p else names[k], "note": ""}
         if not kept[k]:
             row |= {"note": "follows from others: left out"} | dict.fromkeys(ESTIMATE)
-        elif moved[k] > MOVES * (errors[k] if errors[k] > 0 else 1):
+        elif loose[k] or moved[k] > MOVES * (errors[k] if errors[k] > 0 else 1):
             row |= {"note": "still moves: a feature may tell the outcome without exception; set a ridge, or train on"}
         rows.append(row | (heterogeneity(own[:, k]) if k < p else NO_FITS))
     random = intercept == "random"
@@ -93,21 +95,32 @@ NO_FITS = dict.fromkeys(("fits", "q", "q_p", "i2", "tau", "next_low", "next_high
 
 
 def _errors(
-    model: Mapping[str, Any], n: int, free: int, sites: int, *, spread: bool
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Standard errors (free,), those of the sandwich by site, and which parameters were estimated."""
+    model: Mapping[str, Any], n: int, free: int, sites: int, ridge: float, *, spread: bool
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Standard errors (free,), those of the sandwich by site, which parameters are in the model, and which are loose.
+
+    A loose one has no error, as no patient has information on it any more: some feature tells the outcome.
+    """
     from fairflare.functional.likelihood import aliased
 
-    information = model["information"].double()
+    information = model["information"].double().clone()
+    information.diagonal()[:-2] += ridge
     kept = ~aliased(information[:free, :free], first=free - 1 if free == len(information) - 1 else None).numpy()
+    kept |= np.append(model["weight"], model["bias"])[:free] != 0  # moved before its information was used up
     used = np.concatenate([kept, np.zeros(len(information) - 1 - free, dtype=bool), [spread]])
     where = np.flatnonzero(used)
-    inverse = np.linalg.pinv(information.numpy()[np.ix_(where, where)] * n, hermitian=True)
+    matrix = information.numpy()[np.ix_(where, where)]
+    scale = np.sqrt(np.maximum(matrix.diagonal(), LEAST / FLAT))
+    scaled = matrix / np.outer(scale, scale)
+    inverse = np.linalg.pinv(scaled, rcond=FLAT, hermitian=True)
+    flat = 1 - np.diag(scaled @ inverse) > FLAT
+    inverse /= np.outer(scale, scale) * n
     between = model["between"].double().numpy()[np.ix_(where, where)] * n
     sandwich = inverse @ between @ inverse * sites / max(sites - 1, 1)
     found = np.full((2, len(used)), np.nan)
     found[0, where], found[1, where] = (np.sqrt(np.diag(each).clip(0)) for each in (inverse, sandwich))
-    return found[0, :free], found[1, :free], kept
+    found[:, where[flat]] = np.nan
+    return found[0, :free], found[1, :free], kept, np.isin(np.arange(free), where[flat])
 
 
 def _row(estimate: float, error: float, robust: float) -> Json:
