@@ -78,6 +78,10 @@ def test_audit_log_report_and_page_have_both_results_side_by_side(ditto):
     assert any("Fairness over sites is that of the shared model" in line for line in report["detail"]["caveats"])
     page = (ditto / "report.html").read_text()
     assert "Shared and personal models" in page and f"{min(values):.3f}" in page
+    risk = report["detail"]["risks"][0]
+    assert (risk["metric"], risk["label"]) == ("personal_auc", "AUC, personal models")
+    assert f"AUC, personal models {sum(values) / 3:.2f} on average" in page
+    assert f"AUC {report['fairness']['mean']:.2f} on average" in page
 
 
 def test_verify_and_report_work_on_the_folder(ditto):

@@ -124,6 +124,7 @@ def test_a_log_risk_is_trained_by_the_partial_likelihood(hospitals, tmp_path):
     found = json.loads((tmp_path / "cox" / "report.json").read_text())["detail"]
     assert found["fairness"]["mean"] > 0.65
     assert {"harrell_c", "uno_c", "loss"} == set(found["sites"][0]["test"])
+    assert "Not defined" not in (tmp_path / "cox" / "report.html").read_text()  # concordant pairs are of groups
     assert found["curves"]["rows"][0]["last"]["expected"] is None
     _baseline(tmp_path)
 

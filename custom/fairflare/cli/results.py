@@ -45,7 +45,7 @@ def run_result(report: Mapping[str, Any], folder: Path, advice: Mapping[str, Any
     fairness, headline = summary["fairness"], summary["headline"]
     held = [*(summary.get("risks") or ()), {"label": label(headline, summary), "metric": headline, **fairness}]
     if own := (summary.get("personal") or {}).get("personal"):
-        held.append({"label": f"{label(headline, summary)}, personal models", "metric": "", **own})
+        held.append({"label": f"{label(headline, summary)}, personal models", "metric": f"personal_{headline}", **own})
     rows = [
         _metric_row(one) for place, one in enumerate(held) if one["metric"] not in [o["metric"] for o in held[:place]]
     ]

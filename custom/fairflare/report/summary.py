@@ -133,7 +133,7 @@ def summarise(config: Json, entries: Iterable[Mapping[str, Any]]) -> Json:
         },
     }
     sometimes = {
-        "risks": risk_scores(in_use, summary["clinical"], about),
+        "risks": risk_scores(in_use, summary["clinical"], about, own=used and not counts_own),
         "counted": PERSONAL if counts_own else None,
         "curves": curves_section(trail.with_clinical_of(whole), config, about, sites),
         "site_privacy": trail.start.get("site_privacy"),
@@ -150,11 +150,12 @@ def summarise(config: Json, entries: Iterable[Mapping[str, Any]]) -> Json:
     return json_value({**summary, "caveats": _caveats(summary)})
 
 
-def risk_scores(rows: Sequence[Json], clinical: Json | None, about: Json) -> list[Json]:
+def risk_scores(rows: Sequence[Json], clinical: Json | None, about: Json, *, own: bool = False) -> list[Json]:
     """How good risks are, whatever threshold: of two classes AUC, Brier score, calibration in the large; of more, AUC.
 
     Args:
         rows: one per site, of the models that sites use.
+        own: these are the sites' own, beside the shared one whose other results are told: metric and label say so.
 
     Returns:
         For each: metric, label, higher_is_better and what ``describe`` says of the sites' values on their own test
@@ -173,8 +174,8 @@ def risk_scores(rows: Sequence[Json], clinical: Json | None, about: Json) -> lis
             values[row["site"]] = None if value is None else abs(value)
         if any(value is not None for value in values.values()):
             higher = key == ""
-            about_it = {"metric": names[0], "label": words, "higher_is_better": higher}
-            found.append({**about_it, **describe(values, higher)})
+            about_it = {"metric": "personal_" * own + names[0], "label": words + ", personal models" * own}
+            found.append({**about_it, "higher_is_better": higher, **describe(values, higher)})
     return found
 
 

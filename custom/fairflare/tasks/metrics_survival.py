@@ -99,6 +99,7 @@ CONCORDANT = order(
     meaning="of a patient's comparable pairs the share that is in order, in the mean over patients; 1 is perfect",
     each=lambda cases: maths.concordant_share(cases.times, cases.events, cases.risks),
     benefit=False,
+    needs="",
 )
 INTEGRATED_BRIER = error(
     "integrated_brier",
