@@ -132,7 +132,9 @@ def test_a_decision_in_python_is_a_table(joined):
     assert list(table.index) == ["Cleveland", "Hungary", "Switzerland", "VA"]
     assert table["patients"].sum() == 920 and table["U"].notna().all() and table["share"].between(0, 1).all()
     assert table.attrs["decision"]["sites"] == found["sites"] and found["pooled"]
+    page = (folder / "join.html").read_text()
     for label in ("fedavg", "ditto"):
+        assert all(f"<caption><span>{label}{of}</span>" in page for of in ("", ", by patient group"))
         rows = found["methods"][label]["sites"]
         assert table.loc["VA", label] == rows["VA"]["value"] and rows["VA"]["low"] < rows["VA"]["high"]
         assert {"mean", "low", "high"} == set(found["methods"][label]["average"])
