@@ -266,7 +266,8 @@ class _Hospital:
         self._findings: list[Finding] = []
         self._notes: list[str] = []
         self._data = self._read(opened)
-        self._notes = [*self._notes, *_known_rows(trained, self._data)]
+        known = _known_rows(trained, self._data)
+        self._notes, self._trained = [*self._notes, *known], bool(known)
 
     def _read(self, opened: Opened) -> TensorData:
         task, name, own, asked, grouping = opened.task, self._name, self._own, self._asked, self._parts.grouping
@@ -361,8 +362,8 @@ class _Hospital:
         return found[self._name]
 
     def beside(self) -> Json:
-        """What needs the cases themselves: the hospital's own model, and recalibration."""
-        found: Json = {}
+        """What needs the cases themselves: the hospital's own model, recalibration, and whether most trained."""
+        found: Json = {"trained": True} if self._trained else {}
         if self._asked.own is not None:
             found["own"] = self._paired(self._asked.own)
         if self._asked.recalibrate:

@@ -27,7 +27,7 @@ def evaluation(about: Json, sites: Mapping[str, Mapping[str, Any]], beside: Mapp
     Args:
         about: what ``config.json`` says of the task under "about", and model, min_count, level, group_by and split.
         sites: name -> what the site released, as the log of a federation has it after its final evaluation.
-        beside: name -> further entries of a site: own, recalibration.
+        beside: name -> further entries of a site: own, recalibration, trained (where most cases trained the model).
 
     Returns:
         format, model (which run, method, hash), headline, metrics (in words), classes, min_count, level, split, by and

@@ -180,6 +180,7 @@ def test_what_does_not_fit_is_refused_in_a_line(table_run, photo_run, tables, ho
     code, said, err = call(capsys, "evaluate", table_run, tmp_path / "mixed.csv", "--out", tmp_path / "mixed")
     text = "rows trained the model, at east: this is no external validation"
     assert code == 0 and text in " ".join((said + err).split()), "half of its rows, in another order"
+    assert "this is no external validation" in (tmp_path / "mixed" / "evaluation.html").read_text()
     pooled = [row for path in sorted(tables.glob("*.csv")) for row in path.read_text().splitlines()[1:]]
     (tmp_path / "pooled.csv").write_text("\n".join([head, *pooled]) + "\n")
     code, said, err = call(capsys, "evaluate", table_run, tmp_path / "pooled.csv", "--out", tmp_path / "pooled")
