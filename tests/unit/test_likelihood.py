@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Sums of log-likelihoods over sites, and Newton steps on them, against statsmodels' fit of the pooled patients."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
@@ -8,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cases import later
+from fairflare.functional import likelihood
 from fairflare.functional.likelihood import aliased, bernoulli, newton_step, own_intercept, profiled, sums
 
 sm = later("statsmodels.api")
@@ -77,3 +80,17 @@ def test_a_coefficient_that_follows_from_others_is_left_out_and_the_intercept_is
     assert aliased(found.information).tolist() == [False] * 5 + [True]
     dropped = aliased(found.information, first=5)
     assert newton_step(found.score, found.information, dropped)[4] == 0
+
+
+def test_a_direction_that_one_patient_alone_tells_gives_no_estimate():
+    """Two columns differ in one patient: they part without bound, and neither has an estimate; another one has."""
+    random = np.random.default_rng(3)
+    x = np.c_[random.normal(size=300), np.zeros((300, 2)), np.ones(300)]
+    x[:80, 1], x[1:80, 2] = 1.0, 1.0
+    y = (random.random(300) < 1 / (1 + np.exp(-x[:, 0]))).astype(float)
+    y[0] = 0.0
+    found = likelihood.fitted(partial(sums, bernoulli, torch.from_numpy(x), torch.from_numpy(y)), 4, first=3)
+    assert found is not None and found[0].isnan().tolist() == found[1].isnan().tolist() == [False, True, True, False]
+    wanted = sm.GLM(y[1:], x[1:][:, [0, 1, 3]], family=sm.families.Binomial()).fit(tol=1e-14)
+    assert float(found[0][0]) == pytest.approx(wanted.params[0], abs=1e-5)
+    assert float(found[1][0]) ** 0.5 == pytest.approx(wanted.bse[0], abs=1e-5)

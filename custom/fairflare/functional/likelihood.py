@@ -29,6 +29,8 @@ NODES = 25
 """Of the quadrature over a site's own intercept."""
 FAR = 50.0
 """A coefficient of a scaled feature beyond which the outcome is separated: odds of e^50 for one standard deviation."""
+FLAT, FLOOR = 1e-6, 1e-2
+"""Share of the information of a direction that is not told, and the least that it is a share of."""
 SETTLED = 1e-9
 """Largest change of a coefficient in a step that is the last one."""
 SINGULAR = 1e-7
@@ -153,6 +155,17 @@ def aliased(information: torch.Tensor, first: int | None = None) -> torch.Tensor
     return found
 
 
+def inverted(information: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Its inverse (p, p) along what patients tell; bool (p,): coefficients in other directions, which have no error.
+
+    Such a direction is one in which some feature tells the outcome, so that its information is used up.
+    """
+    scale = information.diagonal().clamp_min(FLOOR).sqrt()
+    scaled = information / torch.outer(scale, scale)
+    inverse = torch.linalg.pinv(scaled, rtol=FLAT, hermitian=True)
+    return inverse / torch.outer(scale, scale), 1 - (scaled @ inverse).diagonal() > FLAT
+
+
 def newton_step(score: torch.Tensor, information: torch.Tensor, dropped: torch.Tensor) -> torch.Tensor:
     """(p,) the solution of ``information`` times step = ``score``; 0 where ``dropped``, see ``aliased``.
 
@@ -212,7 +225,7 @@ def marginal(
 def fitted(
     sums_at: Callable[[torch.Tensor], Sums], p: int, *, first: int | None = None, far: float = FAR
 ) -> tuple[torch.Tensor, torch.Tensor] | None:
-    """One site's own estimate (p,) and its variances (p,), nan where aliased.
+    """One site's own estimate (p,) and its variances (p,), nan where aliased or flat, see ``inverted``.
 
     None where the likelihood has no maximum, as where one feature tells who has the outcome.
 
@@ -235,7 +248,8 @@ def fitted(
         at = at + step
         if float(step.abs().max()) < SETTLED:
             variances = torch.full_like(at, float("nan"))
-            kept = ~dropped
-            variances[kept] = torch.linalg.inv(found.information[kept][:, kept]).diagonal()
-            return torch.where(dropped, float("nan"), at), variances
+            kept = ~dropped | (at != 0)  # or moved before its information was used up
+            inverse, flat = inverted(found.information[kept][:, kept])
+            variances[kept] = torch.where(flat, float("nan"), inverse.diagonal())
+            return torch.where(variances.isnan(), float("nan"), at), variances
     return None

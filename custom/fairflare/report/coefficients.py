@@ -20,8 +20,6 @@ MOVES = 1e-4
 """Change of a coefficient in the last round, in standard errors, from which it has not settled."""
 LEAST = 1e-8
 """Information of a patient on a spread that is estimated; masks round at 1e-9."""
-FLAT = 1e-6
-"""Share of the information that is left of a direction which the patients do not tell."""
 INTERCEPT = "(intercept)"
 
 
@@ -99,9 +97,9 @@ def _errors(
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     """Standard errors (free,), those of the sandwich by site, which parameters are in the model, and which are loose.
 
-    A loose one has no error, as no patient has information on it any more: some feature tells the outcome.
+    A loose one has no error, see ``likelihood.inverted``.
     """
-    from fairflare.functional.likelihood import aliased
+    from fairflare.functional.likelihood import aliased, inverted
 
     information = model["information"].double().clone()
     information.diagonal()[:-2] += ridge
@@ -109,12 +107,8 @@ def _errors(
     kept |= np.append(model["weight"], model["bias"])[:free] != 0  # moved before its information was used up
     used = np.concatenate([kept, np.zeros(len(information) - 1 - free, dtype=bool), [spread]])
     where = np.flatnonzero(used)
-    matrix = information.numpy()[np.ix_(where, where)]
-    scale = np.sqrt(np.maximum(matrix.diagonal(), LEAST / FLAT))
-    scaled = matrix / np.outer(scale, scale)
-    inverse = np.linalg.pinv(scaled, rcond=FLAT, hermitian=True)
-    flat = 1 - np.diag(scaled @ inverse) > FLAT
-    inverse /= np.outer(scale, scale) * n
+    inverse, flat = (each.numpy() for each in inverted(information[where][:, where]))
+    inverse = inverse / n
     between = model["between"].double().numpy()[np.ix_(where, where)] * n
     sandwich = inverse @ between @ inverse * sites / max(sites - 1, 1)
     found = np.full((2, len(used)), np.nan)
