@@ -190,7 +190,7 @@ def groups_harmed(summary: Json) -> Json:
     elif by_outcome:
         said = "Patients were not grouped but by their outcome: whether joining harms a group was not measured."
     elif not told:
-        said = "No group of patients could be told of: whether one is harmed by joining is not known."
+        said = "No group of patients was compared: whether one is harmed by joining is not known."
     elif not harmed:
         said = f"None of {looked} groups of patients at a site loses by joining, by the interval."
     else:

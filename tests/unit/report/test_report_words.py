@@ -139,3 +139,5 @@ def test_an_outcome_is_no_group_of_patients():
     run = {"benefit": {"metrics": {"auc": {"label": "AUC", "groups": [row]}}}, "groups": {"by": "label"}, "task": task}
     assert groups_harmed(run)["rows"] == [] and "by their outcome" in groups_harmed(run)["said"]
     assert groups_harmed({**run, "groups": {"by": "sex"}})["rows"][0]["site"] == "Freiburg"
+    ungrouped = {**run, "benefit": {"metrics": {"auc": {"label": "AUC", "groups": []}}}, "groups": None}
+    assert groups_harmed(ungrouped)["said"].startswith("No group of patients was compared")
