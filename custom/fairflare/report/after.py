@@ -9,7 +9,7 @@ from typing import Any
 from fairflare.report.audit_reader import Entry, Trail
 from fairflare.report.fairness import absolute, weighted
 from fairflare.report.section import Section
-from fairflare.report.values import listing, number
+from fairflare.report.values import listing, number, plural
 
 Json = dict[str, Any]
 Numbers = Mapping[str, Any]
@@ -68,12 +68,14 @@ def _notes(record: Entry, rows: Sequence[Json]) -> list[str]:
     needs, found = number(record.get("needs")) or 0, [MARGINAL] if record.get("step") == "conformal" else []
     sites = record.get("sites") or {}
     if (agreed := number(_shared(record, sites).get("n_all"))) is not None and agreed < needs:
-        found.append(f"There is no threshold: all sites together need {needs:.0f} calibration cases.")
+        none = f"There is no threshold: all sites together need {plural(round(needs), 'calibration case')}."
+        few = "Nothing was recalibrated: too few calibration cases could be told of."
+        found.append(none if record.get("step") == "conformal" else few)
     if not record.get("shared") and (odd := [name for name in _of_all(sites) if name not in _shared(record, sites)]):
         found.append(f"The sites do not say the same of {listing(odd)}, which is therefore not shown for all.")
-    few = [row["site"] for row in rows if row["n_calibration"] is not None and row["n_calibration"] < needs]
-    if few and record.get("by") == "site":
-        found.append(f"From its own cases alone a site needs {needs:.0f}: fewer at {listing(few)}.")
+    less = [row["site"] for row in rows if row["n_calibration"] is not None and row["n_calibration"] < needs]
+    if less and record.get("by") == "site":
+        found.append(f"From its own cases alone a site needs {needs:.0f}: fewer at {listing(less)}.")
     return found
 
 

@@ -46,4 +46,6 @@ def test_without_the_servers_word_only_what_all_say_alike_is_shown(shared):
 
 def test_a_threshold_that_is_missing_is_said_by_the_sums():
     sites = {"a": {"n_all": 1e6, "n": 40.0}, "b": {"n_all": 150.0, "n": 40.0}}
-    assert "all sites together need 199" in section(sites, shared={"n_all": 150.0}, needs=199)["note"]
+    found = section(sites, shared={"n_all": 150.0}, needs=199, step="conformal")
+    assert "all sites together need 199" in found["note"]
+    assert section(sites, shared={"n_all": 0.0})["note"].startswith("Nothing was recalibrated: too few")
