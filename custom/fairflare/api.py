@@ -21,6 +21,7 @@ import torch
 from fairflare.core import registry, user_code
 from fairflare.core.errors import UserError
 from fairflare.core.lab import CACHE
+from fairflare.core.signals import command
 from fairflare.core.validation import expected, shown
 from fairflare.engine.files import CONFIG, MODEL, read_json, read_model
 from fairflare.engine.hashes import model_hash
@@ -184,7 +185,7 @@ class Federation:
         place = Path(folder)
         verify_run(place)
         if not (place / REPORT).is_file():
-            raise UserError(f"{place}: has no {REPORT}; `fairflare report {place}` writes it")
+            raise UserError(f"{place}: has no {REPORT}; {command('report', place)} writes it")
         made = cls._bare()
         made._config, made.folder = RunConfig.from_json(read_json(place / CONFIG)), place
         made._params = {"method": made.config.method, "task": f"{made.config.task}:{made.config.preset}"}

@@ -48,7 +48,7 @@ def full_from(monkeypatch, first, number=errno.ENOSPC):
 
 @each("first", range(0, WRITES, 2))
 def test_a_full_disk_is_told_and_the_run_goes_on_to_the_same_bits(first, wanted, tmp_path, capsys, monkeypatch):
-    folder = tmp_path / "run"
+    folder = tmp_path / "my run"
     with monkeypatch.context() as patch:
         flushed = full_from(patch, first, (errno.ENOSPC, errno.EDQUOT)[first % 4 // 2])
         code, said = call(capsys, *RUN, "--out", folder)
@@ -61,7 +61,7 @@ def test_a_full_disk_is_told_and_the_run_goes_on_to_the_same_bits(first, wanted,
         assert "start the run again" in line and first <= 4, "nothing had begun"
         assert call(capsys, *RUN, "--out", folder)[0] == 0
     else:
-        assert f"`fairflare resume {folder}` goes on" in line
+        assert f"`fairflare resume '{folder}'` goes on" in line
         assert (folder / "audit.jsonl").read_bytes().endswith(b"\n"), "no half line"
         assert call(capsys, "resume", folder)[0] == 0
     entries = verify_run(folder)
@@ -86,5 +86,5 @@ def test_ctrl_c_says_how_a_run_that_has_begun_goes_on(first, begun, tmp_path, ca
         return original(descriptor)
 
     monkeypatch.setattr(os, "fsync", fsync)
-    code, said = call(capsys, *RUN, "--out", tmp_path / "run")
-    assert code == 130 and (f"interrupted; `fairflare resume {tmp_path / 'run'}` goes on" in said) == begun
+    code, said = call(capsys, *RUN, "--out", tmp_path / "my run")
+    assert code == 130 and (f"interrupted; `fairflare resume '{tmp_path / 'my run'}'` goes on" in said) == begun

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import shlex
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -20,6 +19,7 @@ import numpy as np
 from fairflare.core.errors import DataError, UserError
 from fairflare.core.execution import Execution, default_device, memory_findings
 from fairflare.core.findings import Finding, packed, unpacked
+from fairflare.core.signals import command
 from fairflare.core.types import Need
 from fairflare.core.validation import expected, in_order, unlisted
 from fairflare.data.readers.tables import SUFFIXES, read_table
@@ -90,8 +90,7 @@ def check(path: Path, asked: Question, tell: Tell = lambda part, done, total: No
     ``path`` is a site's configuration, a folder of configurations, or the folder of all sites' data and lists.
     """
     if path.suffix.lower() in SUFFIXES:
-        command = shlex.join(["fairflare", "init", str(path)])
-        raise UserError(f"preflight: {path.name} is a table: `{command}` looks at it first")
+        raise UserError(f"preflight: {path.name} is a table: {command('init', path)} looks at it first")
     if not path.is_dir():
         return {asked.site or named_in(path): check_site(path, asked, tell)}
     if asked.site is not None:
@@ -133,8 +132,7 @@ def _check_lists(folder: Path, asked: Question, tell: Tell) -> dict[str, list[Fi
 
     described = read_description(folder_of_lists(folder))
     if not asked.task and not described:
-        command = shlex.join(["fairflare", "init", str(folder)])
-        raise UserError(f"preflight: nothing says what {folder} holds; `{command}` finds out, or --kind")
+        raise UserError(f"preflight: nothing says what {folder} holds; {command('init', folder)} finds out, or --kind")
     kind, values = own_data(None, folder, asked.task or None, asked.classes or ",".join(described.get("classes", ())))
     built, preset = _task(asked, {"kind": kind, "options": without_sites(values, asked.without)})
     found, numbers = {}, {}

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import errno
-import tempfile
 from pathlib import Path
 
 
@@ -78,16 +77,3 @@ def naming(error: OSError, path: Path) -> OSError:
     if error.filename is None:
         error.filename = str(path)
     return error
-
-
-def advice(error: BaseException | None, folder: Path, begun: bool) -> str:
-    """What is full and what to do, in one line.
-
-    Args:
-        error: one of which ``is_full`` holds; None: another process had it.
-        begun: whether its log has a line, so that it can go on.
-    """
-    named = error.filename if isinstance(error, OSError) else None
-    where = named or (f"{folder} or {tempfile.gettempdir()}" if error is not None else folder)
-    then = f"`fairflare resume {folder}` goes on after the last finished round" if begun else "start the run again"
-    return f"{where}: {NO_SPACE}; make room, then {then}"

@@ -1,13 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How a command ends on a signal."""
+"""How a command ends on a signal or a full disk, and how messages quote a command."""
 
 from __future__ import annotations
 
 import contextlib
+import shlex
 import signal
+import tempfile
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 from types import FrameType
+
+from fairflare.core.errors import NO_SPACE
 
 
 class Terminated(KeyboardInterrupt):
@@ -49,3 +54,21 @@ def how_it_ended(error: BaseException) -> tuple[str, int]:
     found = error if isinstance(error, KeyboardInterrupt) else error.__cause__
     what, code = ("terminated", found.code) if isinstance(found, Terminated) else ("interrupted", 130)
     return "; ".join([what, *map(str, getattr(found, "args", ()))]), code
+
+
+def command(*words: object) -> str:
+    """A command of this package in backticks, as a shell takes it."""
+    return f"`{shlex.join(['fairflare', *map(str, words)])}`"
+
+
+def advice(error: BaseException | None, folder: Path, begun: bool) -> str:
+    """What is full and what to do, in one line.
+
+    Args:
+        error: one of which ``is_full`` holds; None: another process had it.
+        begun: whether its log has a line, so that it can go on.
+    """
+    named = error.filename if isinstance(error, OSError) else None
+    where = named or (f"{folder} or {tempfile.gettempdir()}" if error is not None else folder)
+    then = f"{command('resume', folder)} goes on after the last finished round" if begun else "start the run again"
+    return f"{where}: {NO_SPACE}; make room, then {then}"

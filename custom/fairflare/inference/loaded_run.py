@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from fairflare.core.errors import UserError
+from fairflare.core.signals import command
 from fairflare.core.types import StateDict
 from fairflare.core.validation import SITE, expected, in_order, shown, some
 from fairflare.data.inputs import Scaling
@@ -404,7 +405,7 @@ def _in_folder(opened: Opened, data: Path, suffixes: tuple[str, ...]) -> dict[st
     found = {path.stem: read_site_config(path) for path in sorted(data.iterdir()) if path.suffix in CONFIGURATIONS}
     if not found:
         lists = f"expected a list (<SITE>{suffixes[0]}) for each hospital in it, or a table"
-        raise UserError(f"{data}: {lists}; `fairflare init {data}` writes them")
+        raise UserError(f"{data}: {lists}; {command('init', data)} writes them")
     return found
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from fairflare.core.errors import UserError
+from fairflare.core.signals import command
 from fairflare.core.types import StateDict
 from fairflare.engine import audit, files
 from fairflare.engine.best import Choice, check_files, check_line, of_line
@@ -197,7 +198,7 @@ def check_resumable(folder: Path) -> RunHistory | None:
     for name in (REPORT, PAGE):
         known = [record["files"].get(name) for record in run_history.reports]
         if is_there(folder / name) and _file_hash(folder / name) not in known:
-            raise UserError(f"{name}: {AUDIT} does not record it; `fairflare report {folder}` writes it anew")
+            raise UserError(f"{name}: {AUDIT} does not record it; {command('report', folder)} writes it anew")
     return run_history
 
 
@@ -275,7 +276,7 @@ def _check_head(entries: audit.Entries, head: str) -> None:
 
 def _check_reports(folder: Path, run_history: RunHistory) -> None:
     """The reports' bytes are those of the log's last record of them; a run that ended since must have it anew."""
-    again = f"`fairflare report {folder}` writes it anew"
+    again = f"{command('report', folder)} writes it anew"
     record: Mapping[str, Any] = run_history.reports[-1] if run_history.reports else {"files": {}, "of": ""}
     for name in (REPORT, PAGE):
         recorded = record["files"].get(name)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from fairflare.core.errors import UserError
+from fairflare.core.signals import command
 from fairflare.engine import files
 from fairflare.engine.audit import AuditLog
 from fairflare.engine.files import AUDIT, BEST, CONFIG, read_json
@@ -36,7 +37,7 @@ def take_step(folder: Path, step: str, values: Mapping[str, Any]) -> dict[str, A
         config = with_step(RunConfig.from_json(described), step, values)
         model, standing = read_final(folder, run_history), read_standing(folder, run_history)
         if not run_history.completed or model is None or standing is None:
-            raise UserError(f"{folder}: the run is not complete; `fairflare resume {folder}` goes on")
+            raise UserError(f"{folder}: the run is not complete; {command('resume', folder)} goes on")
         if config.headline == "best":
             model = files.read_model(folder / BEST)
         found = step_after(config, folder, model, standing)

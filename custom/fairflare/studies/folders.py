@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import shlex
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
@@ -20,6 +19,7 @@ import psutil
 
 from fairflare.core.errors import FairFlareError, UserError
 from fairflare.core.processes import OWNER, RUN_FOLDER, SCRATCH, stop
+from fairflare.core.signals import command
 from fairflare.engine import audit, files
 from fairflare.engine.files import CONFIG, Busy, locked
 from fairflare.engine.history import REPORT as RECORD
@@ -150,8 +150,8 @@ def refuse_existing(folder: Path, force: bool) -> None:
         return
     if is_complete(folder):
         raise UserError(f"--out {folder}: exists; give another folder, or --force to replace it")
-    command = shlex.join(["fairflare", "resume", str(folder)])
-    raise UserError(f"--out {folder}: exists, a run that has not ended; `{command}` goes on, --force replaces it")
+    again = f"{command('resume', folder)} goes on, --force replaces it"
+    raise UserError(f"--out {folder}: exists, a run that has not ended; {again}")
 
 
 def content(folder: Path) -> list[Path]:

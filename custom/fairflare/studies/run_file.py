@@ -11,7 +11,6 @@ import dataclasses
 import io
 import json
 import os
-import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -24,6 +23,7 @@ from pydantic_core import PydanticCustomError
 from fairflare.core import user_code
 from fairflare.core.errors import UserError
 from fairflare.core.settings import Shared, bare, nested, parse_pairs
+from fairflare.core.signals import command
 from fairflare.core.validation import SITE, Range, Seed, expected, refused, shown, unlisted
 from fairflare.studies.labels import MOST_WORKERS, RUN_FILE, as_text, flat_settings
 from fairflare.studies.plain_yaml import SUFFIXES, read_yaml
@@ -522,7 +522,7 @@ def own_data(task: str | None, datalists: Path | None, kind: str | None, classes
     chosen, classes = task or kind or described.get("kind"), classes or ",".join(described.get("classes", ()))
     if chosen is None or chosen.partition(":")[0] not in FORMS:
         kinds = f"expected --kind with it, one of {', '.join(FORMS)}"
-        text = f"got task {chosen}" if chosen else f"or that `fairflare init {shown_as}` writes down what it holds"
+        text = f"got task {chosen}" if chosen else f"or that {command('init', shown_as)} writes down what it holds"
         raise UserError(f"--datalists {shown_as}: {kinds}; {text}")
     kind_of_data = tasks.known(chosen.partition(":")[0])
     assert issubclass(kind_of_data, OwnData)  # as every one of FORMS is
@@ -530,7 +530,7 @@ def own_data(task: str | None, datalists: Path | None, kind: str | None, classes
     names = sites_in(datalists, suffixes)
     if not names:
         lists = f"expected a folder with a <SITE>{suffixes[0]} per site"
-        raise UserError(f"--datalists {shown_as}: {lists}; `fairflare init {shlex.quote(str(shown_as))}` writes them")
+        raise UserError(f"--datalists {shown_as}: {lists}; {command('init', shown_as)} writes them")
     values = {"datalists": str(datalists.resolve()), "site_names": ",".join(names)}
     values |= {key: str(value) for key, value in described.get("options", {}).items()}
     return chosen, values | ({"labels": classes} if classes else {})

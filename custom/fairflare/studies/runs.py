@@ -7,7 +7,6 @@ import contextlib
 import json
 import os
 import random
-import shlex
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -20,9 +19,10 @@ from rich.markup import escape
 from torch import Tensor
 
 from fairflare.core import registry, user_code
-from fairflare.core.errors import NO_SPACE, FairFlareError, RunFailed, UserError, advice, is_full
+from fairflare.core.errors import NO_SPACE, FairFlareError, RunFailed, UserError, is_full
 from fairflare.core.execution import default_device, placed
 from fairflare.core.lab import CACHE
+from fairflare.core.signals import advice, command
 from fairflare.core.workers import start_method, usable_cores
 from fairflare.data.tensors import TensorData
 from fairflare.engine import audit
@@ -142,7 +142,7 @@ def resume(
         if run_history is not None and not anew and run_history.completed and is_file(folder / MODEL):
             return _reported(folder, run_history.segment["sites"], page)
         if env not in ("local", "sim"):
-            again = shlex.join(["fairflare", "run", "--continue", str(folder), "--env", "prod", "--kit", "KIT"])
+            again = command("run", "--continue", folder, "--env", "prod", "--kit", "KIT")
             raise UserError(f"{folder}: ran on deployed sites; a new job continues it: {again}")
         find(config.init_from, folder)
         parts = build_parts(config)
@@ -234,7 +234,7 @@ def resumable(folder: Path) -> Iterator[None]:
         yield
     except KeyboardInterrupt as error:
         if has_begun(folder):
-            error.args = (f"`fairflare resume {folder}` goes on after the last finished round",)
+            error.args = (f"{command('resume', folder)} goes on after the last finished round",)
         raise
 
 
@@ -308,7 +308,7 @@ def _simulate(config: RunConfig, folder: Path, names: Sequence[str]) -> dict[str
         where = " and ".join(map(str, [*sorted(folder.glob("errors_*.txt"))[:1], folder / FLARE_LOG]))
         raise RunFailed(f"{last.get('reason') or 'the simulator stopped early'}; see {where}")
     if not is_complete(folder):
-        raise RunFailed(f"the simulator stopped before its report; `fairflare resume {folder}` writes it")
+        raise RunFailed(f"the simulator stopped before its report; {command('resume', folder)} writes it")
     forget(folder / SITES, names)  # nothing is left to continue
     return read_json(folder / REPORT)
 
@@ -319,7 +319,7 @@ def _without(config: RunConfig, folder: Path, site: str, sites: int) -> str:
         follows = f"rounds end without it ({config.min_responses} answers and {config.grace:g} s)"
     else:
         follows = f"the round waits for it for up to {duration(config.task_timeout)} (task_timeout)"
-    again = f"Ctrl-C, then `fairflare resume {folder}`, brings it back"
+    again = f"Ctrl-C, then {command('resume', folder)}, brings it back"
     return f"{site}: its process has ended, killed or out of memory; {follows}; {again}"
 
 
@@ -379,7 +379,7 @@ def execute_deployed(
         keep(config.init_from, folder)  # a server has no frozen body
         verify_run(folder)
         if not (folder / REPORT).is_file():
-            raise RunFailed(f"the job came back without {REPORT}; `fairflare report {folder}` writes it")
+            raise RunFailed(f"the job came back without {REPORT}; {command('report', folder)} writes it")
     return json.loads((folder / REPORT).read_text())
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import keyword
 import re
+import shlex
 from collections.abc import Sequence
 from datetime import date
 from functools import partial
@@ -101,5 +102,6 @@ def _written(files: Sequence[Path], name: str) -> None:
     """Say what was written, and what to do with it."""
     for path in files:
         console.say(f"wrote {path}")
-    console.say(f"run it:  FAIRFLARE_PLUGINS={files[0]} fairflare run {name} --task support2 --rounds 2")
-    console.say(f"test it: pytest {files[1]}")
+    plugin, test = (shlex.quote(str(path)) for path in files[:2])
+    console.say(f"run it:  FAIRFLARE_PLUGINS={plugin} fairflare run {name} --task support2 --rounds 2")
+    console.say(f"test it: pytest {test}")

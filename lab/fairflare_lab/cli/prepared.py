@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -20,4 +21,4 @@ def prepared(found: Mapping[str, Any], dest: Path) -> None:
         for name, about in found[kind].items()
     ]
     show_table(f"{found['task']} in {dest}", ("site or test set", "what it is", *SPLITS), rows, left=2)
-    say(f"run it: fairflare run METHOD --datalists {dest}")
+    say(f"run it: fairflare run METHOD --datalists {shlex.quote(str(dest))}")

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from fairflare.core.errors import UserError
+from fairflare.core.signals import command
 from fairflare.engine import files
 from fairflare.engine.audit import AuditLog, Entries
 from fairflare.engine.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
@@ -90,7 +91,7 @@ def plan(folder: Path, site: str) -> Plan:
         described = read_json(folder / CONFIG)
         config = RunConfig.from_json(described)
         if not run_history.completed:
-            raise UserError(f"{folder}: the run is not complete; `fairflare resume {folder}` goes on")
+            raise UserError(f"{folder}: the run is not complete; {command('resume', folder)} goes on")
         if run_history.segment is not run_history.start:
             raise UserError(f"{folder}: has several segments; forget the site from a run of one")
         if described.get("env") not in ("local", "sim") and "site_names" in config.options:

@@ -26,6 +26,7 @@ from torch import Tensor
 
 from fairflare.core.errors import UserError
 from fairflare.core.seeds import derive, seed_everything
+from fairflare.core.signals import command
 from fairflare.core.types import LocalWork, Round, StateDict
 from fairflare.data.site_config import find_site_config
 from fairflare.data.tensors import Grouping, Split, TensorData
@@ -243,7 +244,7 @@ def _prepared(folder: Path, shadows: int) -> tuple[RunConfig, Parts, Attack, Run
     config = RunConfig.from_json(read_json(folder / CONFIG))
     model = read_final(folder, run_history)
     if not run_history.completed or model is None:
-        raise UserError(f"{folder}: the run is not complete; `fairflare resume {folder}` goes on")
+        raise UserError(f"{folder}: the run is not complete; {command('resume', folder)} goes on")
     find(config.init_from, folder)
     parts = build_parts(config)
     if parts.has_personal or parts.rule.own_models:
