@@ -393,8 +393,12 @@ def test_the_command_exports_and_methods_need_this_machine(asked, tmp_path, caps
 
     chosen = {key: value for key, value in asked.choices["values"].items() if key != "min_count"}
     values = [part for key, value in chosen.items() for part in ("--set", f"task.{key}={value}")]
-    code, _ = run("join", "decide", "--task", "tabular", *values, "--export", tmp_path / "job")
-    assert code == 0 and (tmp_path / "job" / "meta.json").is_file()
+    code, said = run("join", "decide", "--task", "tabular", *values, "--export", tmp_path / "job", "--json")
+    assert (
+        code == 0
+        and json.loads(said.out) == {"job": str(tmp_path / "job")}
+        and (tmp_path / "job" / "meta.json").is_file()
+    )
     code, said = run("join", "fedavg", "--task", "tabular", *values, "--export", tmp_path / "more")
     assert code == 2 and "expected no METHOD" in said.err and not (tmp_path / "more").exists()
     code, said = run("join-sheet", tmp_path / "job" / "meta.json")

@@ -88,7 +88,7 @@ def init(
     from fairflare.studies.display import Counter
 
     if mapping and not mapping.exists():
-        return _propose(folder, mapping, dry_run, given)
+        return _propose(folder, mapping, dry_run, given, as_json)
     with Counter("looking at the data") as counter:
         from fairflare.import_data.detect import look
         from fairflare.import_data.proposal import Choices, Unanswered
@@ -141,16 +141,19 @@ def _chosen(given: dict[str, Any]) -> dict[str, Any]:
     )
 
 
-def _propose(folder: Path, mapping: Path, dry_run: bool, given: dict[str, Any]) -> None:
+def _propose(folder: Path, mapping: Path, dry_run: bool, given: dict[str, Any], as_json: bool) -> None:
     """Show a mapping for the tables of ``folder``, and write it to the new file ``mapping``."""
     from fairflare.engine.files import save_text
     from fairflare.import_data.patient_rows import propose
     from fairflare.import_data.proposal import Choices
 
     text = propose(folder, Choices(**_chosen(given)))
-    console.say(text.rstrip())
     if not dry_run:
         save_text(mapping, text)
+    if as_json:
+        return console.dump({"mapping": text, "written": "" if dry_run else str(mapping)})
+    console.say(text.rstrip())
+    if not dry_run:
         again = f"fairflare init {shlex.quote(str(folder))} --mapping {shlex.quote(str(mapping))} --yes"
         console.say(f"written: {mapping}\nnext:\n  read it, then {again}")
 

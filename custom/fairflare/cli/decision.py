@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from fairflare.cli.choices import choices_options, run_options
-from fairflare.cli.options import PATH, Told, as_json, grid_options, listed, one_by_one_option, option
+from fairflare.cli.options import PATH, Told, as_json, exported, grid_options, listed, one_by_one_option, option
 from fairflare.studies.labels import comparison_name
 
 
@@ -70,7 +70,7 @@ def join(
     force: bool,
     workers: int | None,
     one_by_one: bool,
-) -> Told | None:
+) -> Told:
     """Alone, use, or join: what should each hospital do, and what does METHOD's model bring it?
 
     `decide`, or no METHOD, needs one federated regression on a table of two classes. For every hospital it compares its
@@ -97,7 +97,7 @@ def join(
         from fairflare.cli.jobs import export_job
 
         export_job(job_of(question, secure=secure), export, name=None, simulation=env == "sim", force=force)
-        return None
+        return exported(export)
     if secure or env != "local":
         found = measure_by_job(question, folder, secure=secure, env=env, deployment=deployment, force=force)
     else:

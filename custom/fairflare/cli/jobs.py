@@ -63,7 +63,8 @@ def export_job(
     config: RunConfig, out: Path, *, name: str | None, simulation: bool, force: bool, preinstalled: bool = False
 ) -> None:
     """Write the FLARE job folder ``out``; it appears whole or not at all."""
-    from fairflare.flare.recipe import FairRecipe, job_name
+    with _quiet():  # FLARE takes an option --export of this command for its own
+        from fairflare.flare.recipe import FairRecipe, job_name
 
     if name is not None and not JOB_NAME.fullmatch(name):
         raise UserError(f"--name: expected letters, digits, ., - and _, at most 64, got {shown(name)}")

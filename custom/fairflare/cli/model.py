@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from fairflare.cli import console
 from fairflare.cli.choices import run_options
-from fairflare.cli.options import PATH, Told, as_json, listed_text, option
+from fairflare.cli.options import PATH, Told, as_json, exported, listed_text, option
 from fairflare.core.errors import UserError
 
 if TYPE_CHECKING:
@@ -169,7 +168,7 @@ def evaluate(
     deployment: dict[str, Any] | None,
     force: bool,
     **asked: Any,
-) -> Told | None:
+) -> Told:
     """Evaluate the model of the run in RUN on labelled data of a hospital that did not train it.
 
     DATA is a folder that `fairflare init` has written lists for, a folder of lists, one hospital's configuration, one
@@ -257,7 +256,7 @@ def _run_job(
     deployment: dict[str, Any] | None,
     folder: Path,
     force: bool,
-) -> Told | None:
+) -> Told:
     """Write the job, or run it and tell what came of it."""
     from fairflare.cli import results
     from fairflare.cli.jobs import export_job
@@ -265,8 +264,7 @@ def _run_job(
 
     if job is not None:
         export_job(config, job, name=f"evaluate_{config.task}".replace("-", "_"), simulation=False, force=force)
-        console.say(f"job folder: {job}\nsubmit it:  nvflare job submit -j {job}")
-        return None
+        return exported(job)
     if deployment:
         execute_deployed(config, folder, force=force, **deployment)
     else:

@@ -9,6 +9,7 @@ import errno
 import functools
 import io
 import os
+import shlex
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -114,6 +115,11 @@ def cache_option(command: Callable[..., None]) -> Callable[..., None]:
 one_by_one_option = click.option(
     "--one-by-one", is_flag=True, help="No run is trained together with others: the bits of `fairflare run`."
 )
+
+
+def exported(job: Path) -> Told:
+    """What is told of a job's folder that was written."""
+    return {"job": str(job)}, f"job folder: {job}\nsubmit it:  nvflare job submit -j {shlex.quote(str(job))}"
 
 
 def grid_options(command: Callable[..., Told | None]) -> Callable[..., None]:

@@ -400,7 +400,8 @@ def test_the_exported_job_carries_the_model_and_no_path(table_run, tables, hospi
     assert "took part in the run's training" in refused(capsys, table_run, "--export", job, "--sites", "far,east")
     assert "--recalibrate" in refused(capsys, table_run, "--export", job, "--sites", "far", "--recalibrate")
     assert "took part" in refused(capsys, table_run, tables, "--env", "sim", "--out", tmp_path / "sim")
-    assert call(capsys, "evaluate", table_run, "--export", job, "--sites", "harbour,hill")[0] == 0
+    code, out, _ = call(capsys, "evaluate", table_run, "--export", job, "--sites", "harbour,hill", "--json")
+    assert code == 0 and json.loads(out) == {"job": str(job)}
     server = json.loads((job / "app_server/config/config_fed_server.json").read_text())
     config = server["workflows"][0]["args"]["config"]
     assert config["evaluation"] is True and config["options"]["site_names"] == "harbour,hill"
