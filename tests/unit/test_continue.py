@@ -109,8 +109,11 @@ def test_nothing_new_is_no_segment(run, capsys):
         (["--set", "min_sites=9"], "min_sites"),
         (["--rounds", "6", "--require", "4"], "require: expected at most the 3 sites that the run names, got 4"),
         (["--out", "elsewhere"], "the run's folder goes on"),
+        (["--rounds", "6", "--env", "sim"], "goes on where it ran, in env local, got sim"),
+        (["--rounds", "6", "--env", "poc"], "goes on where it ran, in env local, got poc"),
+        (["--rounds", "6", "--solo"], "goes on with the run's own solo"),
     ],
-    ids=["lr", "rounds", "task", "seed", "site", "min_sites", "require", "out"],
+    ids=["lr", "rounds", "task", "seed", "site", "min_sites", "require", "out", "sim", "poc", "solo"],
 )
 def test_what_a_segment_cannot_be(run, words, said, capsys):
     before = [(run / name).read_bytes() for name in ("audit.jsonl", "config.json")]
@@ -127,7 +130,9 @@ def test_a_method_is_not_given_twice_nor_left_out(run, capsys):
 
 
 def test_a_job_of_the_next_segment(run, tmp_path):
-    assert call("export", "--continue", run, "--rounds", "6", "--out", tmp_path / "job") == 0
+    words = ("export", "--continue", run, "--rounds", "6", "--out", tmp_path / "job")
+    assert call(*words) == 2 and not (tmp_path / "job").exists(), "a job that names no federation begins a new one"
+    assert call(*words, "--set", "federation=1234") == 0
     (config,) = (tmp_path / "job").rglob("config_fed_server.json")
     (carried,) = (one["args"]["config"] for one in json.loads(config.read_text())["workflows"])
     assert carried["training"]["rounds"] == 6 and carried["options"]["site_names"] == "b,c,d"

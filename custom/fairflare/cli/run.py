@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import shlex
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -52,6 +51,7 @@ def run(
     from fairflare.studies.runs import resume as resume_run
 
     folder = out or continued or default_folder(config)
+    _refuse_other(continued, config, solo, env)
     config = config if continued else with_solo(config, solo, env)
     if deployment:
         summary = execute_deployed(config, folder, force=how["force"] or folder == continued, **deployment)
@@ -69,6 +69,19 @@ def run(
     advice = {"advice": advice_on(signs_of(folder))} if advise else {}
     told = partial(results.run_result, summary, folder, **advice)
     return {"folder": str(folder), "report": summary, **advice}, told
+
+
+def _refuse_other(continued: Path | None, config: RunConfig, solo: bool | None, env: str) -> None:
+    """Refuse a next segment that takes place elsewhere than the run before, or with another answer to ``solo``."""
+    if continued is None:
+        return
+    from fairflare.engine.files import CONFIG, read_json
+
+    if solo not in (None, config.solo):
+        raise UserError(f"--continue {continued}: goes on with the run's own solo")
+    where = read_json(continued / CONFIG).get("env")
+    if env not in ("local", where) and not (env in ("poc", "prod") and config.federation):
+        raise UserError(f"--continue {continued}: goes on where it ran, in env {where}, got {env}")
 
 
 def with_solo(config: RunConfig, solo: bool | None, env: str) -> RunConfig:
@@ -119,6 +132,7 @@ def export(config: RunConfig, continued: Path | None, out: Path, solo: bool | No
     from fairflare.cli.jobs import export_job
     from fairflare.engine.setup.config import with_benefit
 
+    _refuse_other(continued, config, solo, "prod")
     config = with_benefit(config, config.solo if solo is None else solo)
     export_job(config, out, **how)
-    return {"job": str(out)}, f"job folder: {out}\nsubmit it:  nvflare job submit -j {shlex.quote(str(out))}"
+    return options.exported(out)
