@@ -38,6 +38,13 @@ def test_list_tells_everything(capsys):
     assert "FedISM+" in call(capsys, "list")[1]
 
 
+@each("encoding", ["ascii", "latin-1", "cp1252"])
+def test_a_locale_without_a_minus_sign_stops_no_report(encoding, finished):
+    words = [sys.executable, "-m", "fairflare", "report", str(finished)]
+    done = subprocess.run(words, capture_output=True, env={**os.environ, "PYTHONIOENCODING": encoding}, check=False)
+    assert done.returncode == 0 and b"internal error" not in done.stderr and b"\\u2212" in done.stdout
+
+
 def test_commands_are_shown_by_group_and_alone_in_ten_lines(capsys):
     assert {*cli.VERBS.values(), *cli.DAILY.split()} == set(cli.COMMANDS)
     with pytest.raises(SystemExit) as stop:

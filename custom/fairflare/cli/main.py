@@ -6,6 +6,7 @@ from __future__ import annotations
 import errno
 import gc
 import importlib
+import io
 import os
 import shlex
 import signal
@@ -188,6 +189,9 @@ def main(arguments: list[str] | None = None) -> None:
     given = sys.argv[1:] if arguments is None else arguments
     gc.set_threshold(GARBAGE)
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # NumPy's products are small: a second thread only waits, busily
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":  # a locale may lack the minus sign
+            stream.reconfigure(errors="backslashreplace")
     try:
         for word in given:
             if CONTROL.search(word):
