@@ -367,7 +367,7 @@ def test_a_model_predicts_new_tables_by_its_mapping(tmp_path, capsys, monkeypatc
     code, _, err = call(capsys, "run", "fedavg", "--data", "old", "--set", "rounds=1", "--no-solo", "--out", "run")
     assert code == 0, err
     code, _, err = call(capsys, "predict", "run", "new", "--mapping", "old/fairflare/mapping.yaml", "--out", "found")
-    assert code == 0, err
+    assert code == 0 and Path("found").stat().st_mode & 0o77 == 0, err
     predicted, whose = (pd.read_csv(tmp_path / "found" / f"{name}.csv") for name in ("predictions", "rows"))
     assert len(predicted) == len(whose) == 24 and set(whose["patient"]) == set(
         relational_sets.of_stays(tmp_path / "new")
@@ -473,7 +473,9 @@ def test_ids_that_hospitals_share_stay_different_people(tmp_path, capsys):
     command = shlex.split(re.search(r"one row of each: fairflare (init .*)", "\n".join(json.loads(out)["notes"]))[1])
     mapping = tmp_path / "mapping.yaml"
     command[command.index("--mapping") + 1] = mapping
-    assert call(capsys, *command[:4])[0] == 0 and "within: hospital" in mapping.read_text()
+    code, out, _ = call(capsys, *command[:4], "--json")
+    assert code == 0 and "within: hospital" in mapping.read_text()
+    assert json.loads(out) == {"mapping": mapping.read_text(), "written": str(mapping)}
     found = made(tmp_path / "visits.csv", mapping.read_text())[0]
     first = table.drop_duplicates(["hospital", "pid"]).sort_index()
     assert found[["site", "pid", "age"]].to_numpy().tolist() == first.iloc[:, :3].astype(str).to_numpy().tolist()

@@ -46,7 +46,7 @@ def replaced(out: Path, refuse: Callable[[], None], inside: str = "", option: st
             _settle(scratch, out)
             try:
                 refuse()
-                (scratch / NEW).mkdir()
+                (scratch / NEW).mkdir(mode=0o700)
                 yield scratch / NEW
                 refuse()
                 if out.exists():

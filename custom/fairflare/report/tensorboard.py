@@ -12,6 +12,7 @@ from typing import Any
 
 from fairflare.core.metric import named
 from fairflare.core.notes import numbers
+from fairflare.engine.files import private, private_folder
 from fairflare.report.audit_reader import EVENTS
 from fairflare.report.sections import quantities
 
@@ -30,9 +31,9 @@ class TensorBoard:
 
         self._notes = notes
         self._over = {name: one.over for name, one in quantities().items() if one.over}
-        (folder / EVENTS).mkdir(exist_ok=True)
+        private_folder(folder / EVENTS)
         name = f"events.out.tfevents.{time.time():.6f}.{socket.gethostname()}.{os.getpid()}"
-        self._writer = RecordWriter(open(folder / EVENTS / name, "wb"))  # noqa: SIM115  (closed with this object)
+        self._writer = RecordWriter(open(folder / EVENTS / name, "wb", opener=private))  # noqa: SIM115  (closed with this object)
         self._write(Event(wall_time=time.time(), file_version="brain.Event:2"))
 
     def _write(self, event: Any) -> None:
