@@ -62,7 +62,8 @@ def policy(local: str) -> None:
 def reasons(local: str) -> None:
     """Have ``nvflare job meta`` show why a job of this package failed; the server's python needs this package."""
     settings = _resources(Path(local))
-    settings["components"] = [*settings.get("components", []), {"id": "fairflare_reason", "path": REASON, "args": {}}]
+    others = [one for one in settings.get("components", []) if one.get("path") != REASON]  # FLARE takes an id once
+    settings["components"] = [*others, {"id": "fairflare_reason", "path": REASON, "args": {}}]
     _write(Path(local), settings)
 
 
@@ -158,4 +159,10 @@ def show(kits: str) -> None:
 if __name__ == "__main__":
     commands = {"check-port": check_port, "stop": stop, "show": show, "protect": protect}
     commands |= {"allow": allow, "policy": policy, "stores": stores, "reasons": reasons}
-    commands[sys.argv[1]](*sys.argv[2:])
+    command, *words = sys.argv[1:] or [""]
+    if command not in commands:
+        sys.exit(f"federation.py: expected one of {', '.join(commands)}, got {command!r}")
+    try:
+        commands[command](*words)
+    except (OSError, TypeError, ValueError, KeyError) as error:
+        sys.exit(f"federation.py {command}: {error}")

@@ -85,6 +85,18 @@ def ways(kits):
     }
 
 
+def test_a_server_told_twice_has_one_reason_and_mistakes_are_one_line(federation, tmp_path):
+    """FLARE's server does not start with two components of one id."""
+    (tmp_path / "resources.json").write_text("{}")
+    federation.reasons(str(tmp_path))
+    first = (tmp_path / "resources.json").read_text()
+    federation.reasons(str(tmp_path))
+    assert (tmp_path / "resources.json").read_text() == first and first.count(federation.REASON) == 1
+    for words in ([], ["bogus"], ["policy"], ["policy", str(tmp_path / "nowhere")]):
+        done = subprocess.run([sys.executable, SCRIPTS / "federation.py", *words], capture_output=True, check=False)
+        assert done.returncode == 1 and done.stderr.startswith(b"federation.py") and done.stderr.count(b"\n") == 1
+
+
 def test_behind_a_relay_nothing_is_in_the_clear(tmp_path):
     assert set(ways(provision(tmp_path, SCRIPTS / "project_relay.yml")).values()) == {("grpc", "mtls")}
 
