@@ -81,6 +81,7 @@ def test_a_run_is_refused_while_a_site_has_errors(tmp_path, capfd):
     assert run("run", "fedavg", *own, "--rounds", "2", "--env", "sim", "--out", tmp_path / "r") == 1
     last = capfd.readouterr().err.strip().splitlines()[-1]
     log = tmp_path / "r" / "flare_log.txt"
+    assert log.stat().st_mode & 0o77 == 0
     assert last == f"fairflare: preflight: south: train: unreadable: a file cannot be read; see {log}"
     entries = verify(tmp_path / "r" / "audit.jsonl")
     assert [e["event"] for e in entries] == ["start", "finish", "report"] and entries[1]["status"] == "failed"

@@ -236,6 +236,7 @@ MISTAKES = [
     ),
     (["run", "fedavg", "--task", "support2", "--rounds", "many"], "many"),
     (["run", "fedavg", "--task", "support2:dirichlet", "--sites", "1"], "n_sites"),
+    (["run", "fedavg", "--task", "heart", "--sites", "2"], "sites: expected no number, for the task says which"),
     (["run", "fedavg", "--task", "support2", "--set", "qq=1"], "unknown key 'qq'"),
     (["run", "fedavg", "--task", "support2", "--set", "lr"], "expected KEY=VALUE, got 'lr'"),
     (["run", "fedavg", "--task", "support2", "--set", "lr=1", "--set", "lr=2"], "lr is given twice"),

@@ -26,7 +26,7 @@ from fairflare.core.lab import CACHE
 from fairflare.core.processes import COMMAND, OWNER, RUN_FOLDER, SCRATCH, end_with_command, stop, this_command
 from fairflare.core.validation import expected
 from fairflare.data.site_config import VARIABLE as SITE_CONFIG
-from fairflare.engine.files import AUDIT, LOCAL_FINDINGS, LOCAL_LOG, remove_files
+from fairflare.engine.files import AUDIT, LOCAL_FINDINGS, LOCAL_LOG, private, remove_files
 from fairflare.engine.setup.config import RunConfig
 from fairflare.privacy.log_files import log_files
 from fairflare.privacy.schemes import HE, SERVER_CONTEXT, SITE_CONTEXT
@@ -75,7 +75,7 @@ def run_simulator(
         workspace = Path(scratch)
         (workspace / OWNER).write_text(os.path.abspath(folder), encoding="utf-8")
         (workspace / "config.json").write_text(json.dumps(config.to_json()))
-        with (folder / LOG).open("ab") as log:
+        with open(folder / LOG, "ab", opener=private) as log:
             command = [sys.executable, "-m", __spec__.name, str(workspace)]
             child = subprocess.Popen(
                 command, stdout=log, stderr=subprocess.STDOUT, start_new_session=True, env=_environment(folder)

@@ -107,7 +107,9 @@ def _given(
         given["train.rounds"] = Given("rounds", rounds)
     given |= owners.resolved(layers[1])
     if sites is not None:
-        given |= owners.resolved({"task.n_sites" if "task.n_sites" in owners.full else "n_sites": sites})
+        if "task.n_sites" not in owners.full:
+            raise UserError(f"sites: expected no number, for the task says which sites there are, got {sites}")
+        given |= owners.resolved({"task.n_sites": sites})
     return given
 
 
