@@ -33,7 +33,7 @@ from own_folder import SITES, write_class_folders, write_images, write_tables
 from quality_tree import write_tree
 
 SMALL = {"images_per_site": 60, "test_images": 20, "site_test_images": 20}
-FEWER = {"ich-phantom": {"images": 240}, "brain-seg": {"images": 160, "size": 32}, "ist": {"least": 500}}
+FEWER = {"ich-phantom": {"images": 240}, "brain-seg": {"images": 160, "size": 32}, "ist": {"least": 100}}
 DEPLOYMENT = "tests/flare/test_deploy_page.py"
 ELSEWHERE = {
     r"make demo(-imaging)?": "tests/docs/test_printed_commands.py::test_make_runs_what_it_says",
