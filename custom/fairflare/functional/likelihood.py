@@ -29,7 +29,7 @@ NODES = 25
 """Of the quadrature over a site's own intercept."""
 FAR = 50.0
 """A coefficient of a scaled feature beyond which the outcome is separated: odds of e^50 for one standard deviation."""
-FLAT, FLOOR = 1e-6, 1e-2
+UNTOLD, FLOOR = 1e-6, 1e-2
 """Share of the information of a direction that is not told, and the least that it is a share of."""
 SETTLED = 1e-9
 """Largest change of a coefficient in a step that is the last one."""
@@ -162,8 +162,8 @@ def inverted(information: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """
     scale = information.diagonal().clamp_min(FLOOR).sqrt()
     scaled = information / torch.outer(scale, scale)
-    inverse = torch.linalg.pinv(scaled, rtol=FLAT, hermitian=True)
-    return inverse / torch.outer(scale, scale), 1 - (scaled @ inverse).diagonal() > FLAT
+    inverse = torch.linalg.pinv(scaled, rtol=UNTOLD, hermitian=True)
+    return inverse / torch.outer(scale, scale), 1 - (scaled @ inverse).diagonal() > UNTOLD
 
 
 def newton_step(score: torch.Tensor, information: torch.Tensor, dropped: torch.Tensor) -> torch.Tensor:
