@@ -109,7 +109,7 @@ def test_equal_questions_have_equal_numbers(name, runs, capsys):
     first = page.h1.get_text()
     *_, average = re.findall(r"([\d.]+) on average", first) or ["nan"]
     assert average == "nan" or number(average) == pytest.approx(headline["mean"], abs=6e-3, rel=6e-3)
-    for label in rows:
+    for label in (one for one in rows if rows[one][0]):  # else the second line of a long label
         for said in re.findall(rf"{re.escape(label)} ([\d.]+) on average", first):
             assert number(said) == pytest.approx(number(rows[label][0]), abs=6e-3, rel=6e-3), label
 
