@@ -30,7 +30,7 @@ from fairflare.report import PAGE, REPORT
 from fairflare.report.write import verify_run
 from fairflare.studies import display
 from fairflare.studies.run_file import SUFFIXES, RunFile, read_run_file, say_reasons
-from fairflare.studies.runs import as_before, default_folder, execute_deployed, run_once, title
+from fairflare.studies.runs import as_before, default_folder, execute_deployed, report_again, run_once, title
 from fairflare.studies.study import Study, arms, benefit_table, groups_table, history_table, sites_table
 
 if TYPE_CHECKING:
@@ -56,9 +56,7 @@ class Report(dict[str, Any]):
     def __call__(self) -> Path:
         """Path of the page, which is written now where the run's folder has none: a private one gets none by itself."""
         if not self.page.is_file():
-            from fairflare.report.write import write_report
-
-            write_report(self.page.parent)
+            report_again(self.page.parent)
         return self.page
 
 

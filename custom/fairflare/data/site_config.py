@@ -181,7 +181,7 @@ def read_site_config(path: Path) -> SiteConfig:
         found = SiteConfig(**content)
         own = {key: getattr(found, key) for key in ("weights", "features", "cache_folder")}
         own = {key: str((path.parent / one).resolve()) for key, one in own.items() if one}
-        able = os.access(own.get("cache_folder", "."), os.W_OK | os.X_OK) or not found.cache_folder
+        able = not found.cache_folder or os.access(own["cache_folder"], os.W_OK | os.X_OK)
         expected("cache_folder", able, "a folder that this user may write into", found.cache_folder)
         home = (path.parent / found.data_root).resolve()
         inside = (home / found.datalist).resolve().is_relative_to(home)

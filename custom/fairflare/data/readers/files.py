@@ -143,10 +143,8 @@ class FileSplit:
                 self._blocks[times], self._mapped = mapped, True
             else:
                 self._taken.append(n * size)
-                self._blocks[times] = (
-                    found[0].new_empty((n, *found[0].shape)),
-                    found[1].new_empty((n, *found[1].shape)),
-                )
+                inputs, targets = (part.new_empty((n, *part.shape)) for part in found)
+                self._blocks[times] = inputs, targets
         blocks, place = self._blocks[times], self._used[times]
         same = all(part.shape == block.shape[1:] for part, block in zip(found, blocks, strict=True))
         if row not in self._kept and place < len(blocks[0]) and same:
